@@ -1,0 +1,269 @@
+package schema
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+)
+
+// Parse takes one delivered body apart into its objects, in their order, at least one. Each object
+// stands for itself: it is either a checked event or a fault, whatever its neighbours are.
+//
+// A body is one object, an array, newline-delimited objects, or a CloudEvent around one of these.
+// attrs are the broker's properties; they are looked at only to recognise a CloudEvent in binary
+// mode and give no field its value. The objects' Raw share memory with body, which must not be
+// changed while they are in use. Parse is safe for concurrent use.
+func (p *Parser) Parse(body []byte, attrs map[string]string) []Object {
+	r := reading{p: p, binary: isBinaryCloudEvent(attrs)}
+	if len(body) > p.maxBodyBytes {
+		r.refuse(body, faultf(FaultBodyTooLarge, "the body has %d bytes, at most %d are read: split it", len(body), p.maxBodyBytes))
+		return r.objects
+	}
+	r.body(bytes.TrimPrefix(body, []byte(byteOrderMark)))
+	return r.objects
+}
+
+// Object is one element of a body. Exactly one of Event and Fault counts: Fault when it is not nil.
+type Object struct {
+	Index int    // place in the body, from 0
+	Raw   []byte // the exact bytes of the object, or of the part that is none
+	Event BillingEvent
+	Fault *Fault
+}
+
+// Parser turns bytes into billing events of one namespace.
+type Parser struct {
+	namespace    string
+	format       PeriodFormat
+	pointers     [fieldCount][]string // nil: the field is read from the top level
+	mapped       bool
+	maxBodyBytes int
+	maxObjects   int
+}
+
+// ParserConfig is what a Parser needs to know.
+type ParserConfig struct {
+	Namespace    string
+	PeriodFormat PeriodFormat // empty: PeriodMonth
+	Mapping      Mapping      // nil: the events have our own shape
+	MaxBodyBytes int          // 0: DefaultMaxBodyBytes
+}
+
+// DefaultMaxBodyBytes is the limit on one body, in bytes, when none is configured: 1 MiB.
+const DefaultMaxBodyBytes = 1 << 20
+
+const (
+	// minEventBytes is below the size of any valid event, in bytes, so that the bound on objects
+	// that follows from it never cuts off a valid one.
+	minEventBytes = 32
+	// maxDepth bounds the nesting of an object.
+	maxDepth      = 64
+	byteOrderMark = "\xef\xbb\xbf"
+	jsonSpace     = " \t\r\n"
+)
+
+// NewParser checks the configuration and makes a Parser.
+func NewParser(cfg ParserConfig) (*Parser, error) {
+	if err := CheckNamespace(cfg.Namespace); err != nil {
+		return nil, fmt.Errorf("make parser: %w", err)
+	}
+	format, err := ParsePeriodFormat(string(cfg.PeriodFormat))
+	if err != nil {
+		return nil, fmt.Errorf("make parser of namespace %s: %w", cfg.Namespace, err)
+	}
+	if err := cfg.Mapping.check(); err != nil {
+		return nil, fmt.Errorf("make parser of namespace %s: %w", cfg.Namespace, err)
+	}
+	if cfg.MaxBodyBytes < 0 {
+		return nil, fmt.Errorf("make parser of namespace %s: a body limit of %d bytes is negative", cfg.Namespace, cfg.MaxBodyBytes)
+	}
+	p := &Parser{namespace: cfg.Namespace, format: format, mapped: len(cfg.Mapping) > 0, maxBodyBytes: cfg.MaxBodyBytes}
+	if p.maxBodyBytes == 0 {
+		p.maxBodyBytes = DefaultMaxBodyBytes
+	}
+	p.maxObjects = p.maxBodyBytes/minEventBytes + 1
+	for target, pointer := range cfg.Mapping {
+		steps, err := pointerSteps(pointer)
+		if err != nil {
+			return nil, fmt.Errorf("make parser of namespace %s: map %s: %w", cfg.Namespace, target, err)
+		}
+		p.pointers[fieldIndex([]byte(target))] = steps
+	}
+	return p, nil
+}
+
+// Namespace returns the namespace that the parser was made for.
+func (p *Parser) Namespace() string {
+	return p.namespace
+}
+
+// reading is the parse of one body.
+type reading struct {
+	p       *Parser
+	objects []Object
+	binary  bool // the broker's properties say: CloudEvent in binary mode
+	wrapped bool // inside the data of a structured CloudEvent
+}
+
+// body reads a whole body, or what a CloudEvent carries as its data.
+func (r *reading) body(content []byte) {
+	text := bytes.Trim(content, jsonSpace)
+	switch {
+	case len(text) == 0:
+		r.refuse(content, faultf(FaultEmptyBody, "the body is empty: send one JSON object for each billing event"))
+	case text[0] == '[':
+		r.array(text)
+	case bytes.IndexByte(text, '\n') >= 0 && !isOneValue(text):
+		r.records(text)
+	default:
+		r.value(text)
+	}
+}
+
+// array reads the elements one by one. Where the array's own syntax breaks, the objects before the
+// break count and the remainder is one fault: what follows a break cannot be told apart safely.
+func (r *reading) array(text []byte) {
+	d := newDecoder(text, tolerant()...)
+	if _, err := d.ReadToken(); err != nil {
+		r.refuse(text, brokenFault(text, err))
+		return
+	}
+	for n := 0; d.PeekKind() != ']'; n++ {
+		start := skipSeparator(text, int(d.InputOffset()))
+		value, err := d.ReadValue()
+		if err != nil {
+			r.refuseRest(text, start, brokenFault(text[start:], err))
+			return
+		}
+		if r.full(text[start:]) {
+			return
+		}
+		end := int(d.InputOffset())
+		r.value(text[end-len(value) : end])
+	}
+	empty := d.InputOffset() == 1
+	if _, err := d.ReadToken(); err != nil {
+		r.refuseRest(text, int(d.InputOffset()), brokenFault(text, err))
+		return
+	}
+	if empty {
+		r.refuse(text, faultf(FaultEmptyArray, "the array has no elements: send nothing when there is nothing to bill"))
+	}
+	if rest := bytes.Trim(text[d.InputOffset():], jsonSpace); len(rest) > 0 {
+		r.refuse(rest, faultf(FaultTrailingData, "%d bytes follow the end of the array: a body has one array", len(rest)))
+	}
+}
+
+// records reads newline-delimited objects and finds its place again at a newline after a broken one.
+// Where the first line is a whole record, every line is taken for one. Otherwise records span lines,
+// and only a '{' at the very start of a line begins one: taking any inner line of a broken object for
+// a record could make an event out of its parts.
+func (r *reading) records(text []byte) {
+	first, _, _ := bytes.Cut(text, []byte("\n"))
+	first = bytes.Trim(first, jsonSpace)
+	separator := []byte("\n{")
+	if first[0] != '{' || first[len(first)-1] == '}' {
+		separator = []byte("\n")
+	}
+	for rest := text; len(rest) > 0; {
+		record := rest
+		if at := bytes.Index(rest, separator); at >= 0 {
+			record, rest = rest[:at], rest[at+1:]
+		} else {
+			rest = nil
+		}
+		record = bytes.Trim(record, jsonSpace)
+		if len(record) == 0 {
+			continue
+		}
+		if r.full(record) {
+			return
+		}
+		r.value(record)
+	}
+}
+
+// value reads what should be one object.
+func (r *reading) value(text []byte) {
+	if text[0] != '{' {
+		r.refuse(text, notAnObjectFault(text))
+		return
+	}
+	m, err := readMembers(text)
+	if err != nil {
+		// A bad element inside a CloudEvent's data must not take the others along: read the envelope
+		// alone, the elements are read strictly one by one later.
+		if m, ok := r.tolerantEnvelope(text); ok {
+			r.envelope(text, m)
+			return
+		}
+		r.refuse(text, brokenFault(text, err))
+		return
+	}
+	if m.isEnvelope() && !r.p.mapped {
+		r.envelope(text, m)
+		return
+	}
+	event, fault := r.event(text, m)
+	r.objects = append(r.objects, Object{Index: len(r.objects), Raw: text, Event: event, Fault: fault})
+}
+
+// envelope reads the data of a structured CloudEvent as a body of its own.
+func (r *reading) envelope(text []byte, m *members) {
+	content, fault := m.content()
+	switch {
+	case fault != nil:
+		r.refuse(text, fault)
+	case r.wrapped:
+		r.refuse(text, faultf(FaultBadCloudEvent, "a CloudEvent lies inside the data of another: send one envelope"))
+	default:
+		r.wrapped = true
+		r.body(content)
+		r.wrapped = false
+	}
+}
+
+func (r *reading) tolerantEnvelope(text []byte) (*members, bool) {
+	if r.p.mapped || r.wrapped {
+		return nil, false
+	}
+	m, err := readMembers(text, tolerant()...)
+	if err != nil || !m.isEnvelope() || m.data == nil || !onlyDataIsBad(text) {
+		return nil, false
+	}
+	return m, true
+}
+
+func (r *reading) refuse(raw []byte, fault *Fault) {
+	r.objects = append(r.objects, Object{Index: len(r.objects), Raw: raw, Fault: fault})
+}
+
+// refuseRest refuses text from start on, or all of it when nothing is left to show.
+func (r *reading) refuseRest(text []byte, start int, fault *Fault) {
+	rest := bytes.Trim(text[start:], jsonSpace)
+	if len(rest) == 0 {
+		rest = text
+	}
+	r.refuse(rest, fault)
+}
+
+// full ends the reading of a body that has more parts than any valid one could have.
+func (r *reading) full(rest []byte) bool {
+	if len(r.objects) < r.p.maxObjects {
+		return false
+	}
+	r.refuse(rest, faultf(FaultTooManyObjects, "the body has more than %d parts: split it", r.p.maxObjects))
+	return true
+}
+
+// isBinaryCloudEvent knows the names that the AMQP, Kafka, HTTP and MQTT bindings give to the
+// attribute that every CloudEvent has.
+func isBinaryCloudEvent(attrs map[string]string) bool {
+	for name := range attrs {
+		switch strings.ToLower(name) {
+		case "cloudevents:specversion", "cloudevents_specversion", "ce-specversion", "ce_specversion":
+			return true
+		}
+	}
+	return false
+}
