@@ -329,14 +329,40 @@ INSERT INTO billing.charging_switch DEFAULT VALUES;
 
 -- The account-wide request budget: tokens belong to one second of the database's clock and lapse with it.
 CREATE TABLE billing.rate_budgets (
-    kind        text   PRIMARY KEY CONSTRAINT rate_budgets_kind_known CHECK (kind IN ('create', 'read')),
-    slot        bigint NOT NULL DEFAULT 0,
+    kind        text    PRIMARY KEY CONSTRAINT rate_budgets_kind_known CHECK (kind IN ('create', 'read')),
+    slot        bigint  NOT NULL DEFAULT 0,
     taken       integer NOT NULL DEFAULT 0,
     -- Share of the configured rate that is in use, in percent: shrinks when Stripe answers 429, recovers by and by.
     percent     integer NOT NULL DEFAULT 100 CONSTRAINT rate_budgets_percent_range CHECK (percent BETWEEN 1 AND 100),
     percent_at  timestamptz NOT NULL DEFAULT now()
 ) WITH (fillfactor = 10);
 INSERT INTO billing.rate_budgets (kind) VALUES ('create'), ('read');
+
+-- Grants up to wanted tokens of the current second; the row lock makes the chargers take turns, and the clock is read
+-- after the lock was given. A pace that was halved grows back by a tenth every ten seconds.
+-- +goose StatementBegin
+CREATE FUNCTION billing.take_tokens(budget_kind text, wanted integer, per_second integer, OUT granted integer, OUT seconds_left double precision)
+LANGUAGE plpgsql AS $$
+DECLARE
+    b     billing.rate_budgets%ROWTYPE;
+    at    numeric;
+BEGIN
+    SELECT * INTO STRICT b FROM billing.rate_budgets WHERE kind = budget_kind FOR UPDATE;
+    at := extract(epoch FROM clock_timestamp());
+    IF b.slot < floor(at) THEN
+        b.slot := floor(at);
+        b.taken := 0;
+    END IF;
+    IF b.percent < 100 AND b.percent_at < clock_timestamp() - interval '10 seconds' THEN
+        b.percent := least(100, b.percent + 10);
+        b.percent_at := clock_timestamp();
+    END IF;
+    granted := least(wanted, greatest(0, greatest(1, per_second * b.percent / 100) - b.taken));
+    seconds_left := greatest(0, b.slot + 1 - at);
+    UPDATE billing.rate_budgets SET slot = b.slot, taken = b.taken + granted, percent = b.percent, percent_at = b.percent_at
+    WHERE kind = budget_kind;
+END $$;
+-- +goose StatementEnd
 
 -- An intent begins as pending, or as nothing_due when its amount is 0; later it moves only as the table
 -- in package schema says. Column rights cannot say this: an ingestor must be able to write both.
