@@ -3,8 +3,10 @@ package sql
 
 import (
 	"context"
+	"crypto/sha256"
 	stdsql "database/sql"
 	"embed"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -275,4 +277,22 @@ func Check(ctx context.Context, pool *pgxpool.Pool) error {
 func missing(err error) bool {
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && (pgErr.Code == "42P01" || pgErr.Code == "3F000" || pgErr.Code == "42501")
+}
+
+// Fingerprint is a hash of this program's billing migrations, for whoever keeps something made by them.
+func Fingerprint() (string, error) {
+	known, err := knownMigrations()
+	if err != nil {
+		return "", err
+	}
+	hash := sha256.New()
+	for _, m := range known {
+		content, err := migrationFiles.ReadFile("migrations/" + m.Name)
+		if err != nil {
+			return "", fmt.Errorf("read migration %s: %w", m.Name, err)
+		}
+		_, _ = fmt.Fprintf(hash, "%s %d\n", m.Name, len(content))
+		_, _ = hash.Write(content)
+	}
+	return hex.EncodeToString(hash.Sum(nil)), nil
 }
