@@ -213,7 +213,7 @@ func unquote(quoted []byte) []byte {
 	}
 	// The error can only be bad UTF-8, which a tolerant read accepted: the replacement is good enough
 	// for the names and envelopes that are read so.
-	plain, _ := jsontext.AppendUnquote(nil, quoted) //nolint:errcheck // see above
+	plain, _ := jsontext.AppendUnquote(nil, quoted)
 	return plain
 }
 

@@ -214,6 +214,8 @@ func (r *reading) envelope(text []byte, m *members) {
 	switch {
 	case fault != nil:
 		r.refuse(text, fault)
+	case len(bytes.Trim(content, jsonSpace)) == 0:
+		r.refuse(text, faultf(FaultEmptyBody, "the CloudEvent's data is empty: put the billing event there"))
 	case r.wrapped:
 		r.refuse(text, faultf(FaultBadCloudEvent, "a CloudEvent lies inside the data of another: send one envelope"))
 	default:
@@ -228,7 +230,11 @@ func (r *reading) tolerantEnvelope(text []byte) (*members, bool) {
 		return nil, false
 	}
 	m, err := readMembers(text, tolerant()...)
-	if err != nil || !m.isEnvelope() || m.data == nil || !onlyDataIsBad(text) {
+	if err != nil || !m.isEnvelope() || m.data == nil {
+		return nil, false
+	}
+	// Data in a string is out: unquoting would replace its bad bytes and so make another customer.
+	if kind := m.data[0]; (kind != '{' && kind != '[') || !onlyDataIsBad(text) {
 		return nil, false
 	}
 	return m, true
