@@ -43,7 +43,7 @@ func serviceAccount(ctx context.Context) (*account, error) {
 			return a, nil
 		}
 	}
-	return nil, fmt.Errorf("Postgres refuses to run as root and this process cannot change to another user (%w): run it as an ordinary user", problem)
+	return nil, fmt.Errorf("initdb and postgres refuse to run as root and this process cannot change to another user (%w): run it as an ordinary user", problem)
 }
 
 // apply puts cmd into a session of its own, as the account.
@@ -135,11 +135,11 @@ const lockName = "localpg.lock"
 
 // lockFolder keeps two owners off one folder; the kernel drops the lock with its owner.
 func lockFolder(dir string) (*os.File, error) {
-	lock, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR, 0o600)
+	lock, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR, 0o600) //nolint:gosec // our own folder
 	if err != nil {
 		return nil, fmt.Errorf("lock folder: %w", err)
 	}
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil { //nolint:gosec // a descriptor fits an int
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		return nil, errors.Join(fmt.Errorf("folder %s is in use by another running localpg: %w", dir, err), lock.Close())
 	}
 	return lock, nil

@@ -24,7 +24,7 @@ func locate(ctx context.Context, cfg Config, a *account, localDirs []string, log
 	if cfg.BinDir != "" {
 		dir, err := usable(ctx, cfg.BinDir, a)
 		if err != nil {
-			return "", fmt.Errorf("Postgres programs in %s: %w", cfg.BinDir, err)
+			return "", fmt.Errorf("programs of Postgres in %s: %w", cfg.BinDir, err)
 		}
 		return dir, nil
 	}
@@ -35,7 +35,7 @@ func locate(ctx context.Context, cfg Config, a *account, localDirs []string, log
 			return dir, nil
 		}
 		if !seen[candidate] && !errors.Is(err, os.ErrNotExist) {
-			log.Warn("passing over a Postgres that cannot be used", slog.String("bin_dir", candidate), slog.Any("error", err))
+			log.WarnContext(ctx, "passing over a Postgres that cannot be used", slog.String("bin_dir", candidate), slog.Any("error", err))
 		}
 		seen[candidate] = true
 	}

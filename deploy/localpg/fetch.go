@@ -42,7 +42,7 @@ func fetch(ctx context.Context, cfg Config, a *account, log *slog.Logger) (strin
 	if dir, err := usable(ctx, bin, a); err == nil {
 		return dir, nil
 	}
-	log.Info("downloading Postgres, once", slog.String("version", version), slog.String("into", home))
+	log.InfoContext(ctx, "downloading Postgres, once", slog.String("version", version), slog.String("into", home))
 	work, err := os.MkdirTemp(cache, "unpack-")
 	if err != nil {
 		return "", fmt.Errorf("make a folder to unpack into: %w", err)
@@ -134,7 +134,7 @@ func lockCache(ctx context.Context, path string) (unlock func(), err error) {
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
-		if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil { //nolint:gosec // a descriptor fits an int
+		if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
 			return func() { _ = lock.Close() }, nil
 		}
 		select {

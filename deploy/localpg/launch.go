@@ -34,7 +34,7 @@ const (
 // launch starts the postmaster and waits until it lets us in. A taken port is exchanged while the port is still ours
 // to choose; what a killed predecessor still holds is waited for.
 func (s *Server) launch(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, errors.New("Postgres did not answer in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, errors.New("the server did not answer in time"))
 	defer cancel()
 	choosePort := s.port == 0
 	for {
@@ -48,7 +48,7 @@ func (s *Server) launch(ctx context.Context) error {
 		err := s.launchOnce(ctx)
 		switch {
 		case err == nil:
-			s.log.Debug("local Postgres is up", slog.Int("port", s.port), slog.String("dir", s.dir), slog.String("bin_dir", s.binDir))
+			s.log.DebugContext(ctx, "local Postgres is up", slog.Int("port", s.port), slog.String("dir", s.dir), slog.String("bin_dir", s.binDir))
 			return nil
 		case errors.Is(err, errPortTaken) && choosePort, errors.Is(err, errStillHeld):
 		default:
@@ -95,10 +95,20 @@ func (s *Server) launchOnce(ctx context.Context) error {
 
 // awaitReady returns once a client can log in; the password is this cluster's own, so nobody else's server can answer.
 func (s *Server) awaitReady(ctx context.Context, p *process) error {
+	// Without this, a stranger on a taken port that accepts and says nothing would hold us after the postmaster gave up.
+	dial, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-p.done:
+			cancel()
+		case <-dial.Done():
+		}
+	}()
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
-		conn, err := pgconn.Connect(ctx, s.URL())
+		conn, err := pgconn.Connect(dial, s.URL())
 		if err == nil {
 			return conn.Close(ctx)
 		}
@@ -164,7 +174,7 @@ func (s *Server) endLeftover(ctx context.Context) error {
 		case <-ctx.Done():
 			return fmt.Errorf("wait for the left-over server %d on %s: %w", pid, s.dir, context.Cause(ctx))
 		case <-deadline.C:
-			s.log.Warn("ending a left-over Postgres server", slog.Int("pid", pid), slog.String("dir", s.dir))
+			s.log.WarnContext(ctx, "ending a left-over Postgres server", slog.Int("pid", pid), slog.String("dir", s.dir))
 			_ = syscall.Kill(pid, syscall.SIGINT)
 		case <-tick.C:
 		}

@@ -52,7 +52,7 @@ func TestClusterIsNotWhatWasAskedFor(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, localpg.Config{Settings: map[string]string{"work_mem": "7MB"}})
 	conn := connect(t, s)
-	for setting, want := range map[string]string{
+	for setting, want := range map[string]string{ //nolint:gosec // no credentials
 		"server_encoding": "UTF8", "max_connections": "300", "fsync": "off", "listen_addresses": "127.0.0.1",
 		"unix_socket_directories": "", "TimeZone": "UTC", "work_mem": "7MB", "password_encryption": "scram-sha-256",
 	} {
@@ -118,7 +118,7 @@ func TestDataIsGoneAfterShutdownAndKill(t *testing.T) {
 		open := connect(t, s)
 		require.NoError(t, takeAway())
 		require.Eventually(t, func() bool { return s.PID() == 0 }, patience, interval)
-		require.Error(t, open.Ping(t.Context()), "a connection outlived its server")
+		require.Eventually(t, func() bool { return open.Ping(t.Context()) != nil }, patience, interval, "a connection outlived its server")
 		_, err = pgx.Connect(t.Context(), url)
 		require.ErrorIs(t, err, syscall.ECONNREFUSED)
 
@@ -259,6 +259,23 @@ func TestNextStartCollidesWithOrphanedServer(t *testing.T) {
 	require.NoError(t, connect(t, s).Ping(t.Context()))
 }
 
+// A root's TMPDIR is often one that no other account may enter.
+func TestUnreachableTemporaryFolderFailsTheStart(t *testing.T) {
+	t.Parallel()
+	temp := t.TempDir()
+	require.NoError(t, os.Chmod(temp, 0o700)) //nolint:gosec // the point of the test
+	owner, pid, dir := startOwner(t, "", "TMPDIR="+temp)
+	require.True(t, alive(pid))
+	require.Equal(t, os.Geteuid() != 0, strings.HasPrefix(dir, temp), "%s", dir)
+	require.NoError(t, owner.Process.Kill())
+	_ = owner.Wait()
+	require.Eventually(t, func() bool { return !alive(pid) }, patience, interval)
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(dir)
+		return errors.Is(err, os.ErrNotExist)
+	}, patience, interval)
+}
+
 func startServer(t *testing.T, cfg localpg.Config) *localpg.Server {
 	t.Helper()
 	s, err := localpg.Start(t.Context(), cfg)
@@ -275,10 +292,10 @@ func connect(t *testing.T, s *localpg.Server) *pgx.Conn {
 	return conn
 }
 
-func startOwner(t *testing.T, dir string) (owner *exec.Cmd, pid int, serverDir string) {
+func startOwner(t *testing.T, dir string, env ...string) (owner *exec.Cmd, pid int, serverDir string) {
 	t.Helper()
 	owner = exec.CommandContext(context.WithoutCancel(t.Context()), os.Args[0]) //nolint:gosec // ourselves
-	owner.Env = append(os.Environ(), ownerEnv+"="+dir)
+	owner.Env = append(append(os.Environ(), ownerEnv+"="+dir), env...)
 	owner.Stderr = os.Stderr
 	out, err := owner.StdoutPipe()
 	require.NoError(t, err)

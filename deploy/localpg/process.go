@@ -207,7 +207,7 @@ func startKeeper(ctx context.Context, temporary bool, dir string) (*keeper, erro
 		return nil, fmt.Errorf("start the keeper: %w", err)
 	}
 	defer read.Close()
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), shell, "-c", keeperScript, "localpg-keeper", sig, remove) //nolint:gosec // our own arguments
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), shell, "-c", keeperScript, "localpg-keeper", sig, remove)
 	cmd.Dir, cmd.Env, cmd.Stdin = "/", programEnv(), read
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
