@@ -138,7 +138,7 @@ func (r attachRequest) reply(source, target raw, maxMessageBytes int64) composit
 	if r.receiver {
 		initial = uint32(0)
 	} else if maxMessageBytes > 0 {
-		size = ulong(maxMessageBytes) //nolint:gosec // checked to be positive
+		size = ulong(maxMessageBytes)
 	}
 	return composite{performAttach, list{
 		r.name, r.handle, !r.receiver, r.sendSettle, r.receiveSettle, source, target, nil, nil, initial, size,

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // Limits of the decoder. A frame that breaks one ends its connection, whatever its declared counts say.
@@ -216,12 +217,7 @@ func fixedWidth(code byte) int {
 }
 
 func isOneOf(code byte, codes ...byte) bool {
-	for _, c := range codes {
-		if code == c {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(codes, code)
 }
 
 // splitDescribed takes a described value apart; the descriptor must be a ulong.
@@ -399,4 +395,3 @@ func appendList(dst []byte, fields list) []byte {
 	binary.BigEndian.PutUint32(dst[start:], uint32(len(dst)-start-4)) //nolint:gosec // bounded by the frame size
 	return dst
 }
-

@@ -26,7 +26,6 @@ const (
 	saslOutcome    = 0x44
 
 	typeError     = 0x1d
-	typeReceived  = 0x23
 	stateAccepted = 0x24
 	stateRejected = 0x25
 
@@ -147,7 +146,7 @@ func (f fields) mapping(i int) map[string][]byte {
 // appendFrame encodes one frame after dst.
 func appendFrame(dst []byte, kind byte, channel uint16, body composite, payload []byte) []byte {
 	start := len(dst)
-	dst = append(dst, 0, 0, 0, 0, 2, kind, byte(channel>>8), byte(channel))
+	dst = binary.BigEndian.AppendUint16(append(dst, 0, 0, 0, 0, 2, kind), channel)
 	dst = appendValue(dst, body)
 	dst = append(dst, payload...)
 	binary.BigEndian.PutUint32(dst[start:], uint32(len(dst)-start)) //nolint:gosec // callers keep to the peer's frame size

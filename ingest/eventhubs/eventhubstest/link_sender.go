@@ -15,7 +15,8 @@ const transferOverheadBytes = 64
 // Server.mu held.
 func (l *sendLink) appendNext(buf []byte) []byte {
 	if l.rest == nil && !l.begin() {
-		if l.drain && l.credit > 0 {
+		if l.drain && l.session.window > 0 { // no event is left, or no credit
+			l.drain = false
 			l.deliveryCount += l.credit
 			l.credit = 0
 			flow := l.session.flowFrame(l.handle, l.deliveryCount, l.credit, true)
@@ -53,7 +54,7 @@ type sendLink struct {
 	handle        uint32
 	credit        uint32
 	deliveryCount uint32
-	drain         bool
+	drain         bool   // the client asked to have its credit used up and waits for a flow
 	rest          []byte // of the message under way; nil between messages
 	fresh         bool   // nothing of rest was sent
 
