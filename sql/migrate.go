@@ -194,36 +194,35 @@ func Status(ctx context.Context, databaseURL string, logger *slog.Logger) ([]Ver
 }
 
 func riverVersions(ctx context.Context, pool *pgxpool.Pool) (map[int64]*time.Time, error) {
-	applied := map[int64]*time.Time{}
-	rows, err := pool.Query(ctx, "SELECT version, created_at FROM river.river_migration WHERE line = 'main'")
+	applied, err := readApplied(ctx, pool, "SELECT version, created_at FROM river.river_migration WHERE line = 'main'")
 	if err != nil {
-		return nil, fmt.Errorf("read River's applied migrations: %w", err)
-	}
-	var version int64
-	var at time.Time
-	_, err = pgx.ForEachRow(rows, []any{&version, &at}, func() error {
-		applied[version] = new(at)
-		return nil
-	})
-	if err != nil && !missing(err) {
 		return nil, fmt.Errorf("read River's applied migrations: %w", err)
 	}
 	return applied, nil
 }
 
-func billingVersions(ctx context.Context, pool *pgxpool.Pool) ([]Version, error) {
+// readApplied returns version and time of each row; nothing when the table is not there yet.
+func readApplied(ctx context.Context, pool *pgxpool.Pool, query string) (map[int64]*time.Time, error) {
 	applied := map[int64]*time.Time{}
-	rows, err := pool.Query(ctx, "SELECT version_id, tstamp FROM billing.schema_migrations WHERE is_applied")
-	if err != nil {
-		return nil, fmt.Errorf("read the applied billing migrations: %w", err)
+	rows, err := pool.Query(ctx, query)
+	if err == nil {
+		var version int64
+		var at time.Time
+		_, err = pgx.ForEachRow(rows, []any{&version, &at}, func() error {
+			applied[version] = new(at)
+			return nil
+		})
 	}
-	var version int64
-	var at time.Time
-	_, err = pgx.ForEachRow(rows, []any{&version, &at}, func() error {
-		applied[version] = new(at)
-		return nil
-	})
+	// A missing table is found when the statement is prepared, so Query itself may report it.
 	if err != nil && !missing(err) {
+		return nil, err
+	}
+	return applied, nil
+}
+
+func billingVersions(ctx context.Context, pool *pgxpool.Pool) ([]Version, error) {
+	applied, err := readApplied(ctx, pool, "SELECT version_id, tstamp FROM billing.schema_migrations WHERE is_applied")
+	if err != nil {
 		return nil, fmt.Errorf("read the applied billing migrations: %w", err)
 	}
 	known, err := knownMigrations()

@@ -242,7 +242,9 @@ CREATE TABLE billing.quarantined_events (
     resolved_at    timestamptz,
     resolved_by    text,
     resolution     text,
-    CONSTRAINT quarantined_events_once UNIQUE (namespace, object_sha256, reason_code)
+    CONSTRAINT quarantined_events_once UNIQUE (namespace, object_sha256, reason_code),
+    CONSTRAINT quarantined_events_resolution_complete CHECK (
+        (resolved_at IS NULL) = (resolution IS NULL) AND (resolved_at IS NULL) = (resolved_by IS NULL))
 );
 
 -- How many objects each source partition delivered, and as what they ended. One row a partition, never one hot row.
@@ -357,7 +359,8 @@ BEGIN
         b.percent := least(100, b.percent + 10);
         b.percent_at := clock_timestamp();
     END IF;
-    granted := least(wanted, greatest(0, greatest(1, per_second * b.percent / 100) - b.taken));
+    -- Never negative: a negative grant would give tokens back that somebody has already spent.
+    granted := greatest(0, least(wanted, greatest(1, per_second * b.percent / 100) - b.taken));
     seconds_left := greatest(0, b.slot + 1 - at);
     UPDATE billing.rate_budgets SET slot = b.slot, taken = b.taken + granted, percent = b.percent, percent_at = b.percent_at
     WHERE kind = budget_kind;
@@ -424,6 +427,30 @@ CREATE TRIGGER intents_identity BEFORE UPDATE ON billing.intents FOR EACH ROW
         OR (OLD.status = 'charged' AND NEW.charge_id IS DISTINCT FROM OLD.charge_id))
     EXECUTE FUNCTION billing.refuse_intent_change();
 
+-- Terms that went out under a key stay with it: other terms need the next generation, and the next generation needs
+-- certainty about all that was sent before.
+-- +goose StatementBegin
+CREATE FUNCTION billing.check_intent_terms() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.key_generation = OLD.key_generation AND EXISTS (
+        SELECT 1 FROM billing.charge_requests q WHERE q.intent_id = OLD.id AND q.key_generation = OLD.key_generation) THEN
+        RAISE EXCEPTION 'intent %: generation % was sent with other terms', OLD.id, OLD.key_generation
+            USING ERRCODE = 'check_violation', CONSTRAINT = 'intents_terms';
+    END IF;
+    IF NEW.key_generation <> OLD.key_generation AND EXISTS (
+        SELECT 1 FROM billing.charge_attempts a
+        WHERE a.intent_id = OLD.id AND a.operation = 'create' AND a.resolved_at IS NULL) THEN
+        RAISE EXCEPTION 'intent % has an unresolved charge attempt', OLD.id
+            USING ERRCODE = 'check_violation', CONSTRAINT = 'intents_unresolved_attempt';
+    END IF;
+    RETURN NEW;
+END $$;
+-- +goose StatementEnd
+CREATE TRIGGER intents_terms BEFORE UPDATE OF amount_cents, currency, stripe_customer_id, key_generation ON billing.intents FOR EACH ROW
+    WHEN (NEW.amount_cents <> OLD.amount_cents OR NEW.currency <> OLD.currency
+        OR NEW.stripe_customer_id <> OLD.stripe_customer_id OR NEW.key_generation <> OLD.key_generation)
+    EXECUTE FUNCTION billing.check_intent_terms();
+
 -- The frozen request stays frozen: the key, the bytes and the first send never change.
 -- +goose StatementBegin
 CREATE FUNCTION billing.refuse_request_change() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -434,10 +461,11 @@ END $$;
 -- +goose StatementEnd
 CREATE TRIGGER charge_requests_frozen BEFORE UPDATE ON billing.charge_requests FOR EACH ROW
     WHEN ((NEW.intent_id, NEW.key_generation, NEW.idempotency_key, NEW.stripe_api, NEW.path, NEW.body, NEW.api_version, NEW.stripe_account,
-           NEW.customer, NEW.amount_cents, NEW.currency, NEW.first_sent_at)
+           NEW.customer, NEW.amount_cents, NEW.currency, NEW.payment_method, NEW.first_sent_at)
         IS DISTINCT FROM
           (OLD.intent_id, OLD.key_generation, OLD.idempotency_key, OLD.stripe_api, OLD.path, OLD.body, OLD.api_version, OLD.stripe_account,
-           OLD.customer, OLD.amount_cents, OLD.currency, OLD.first_sent_at)
+           OLD.customer, OLD.amount_cents, OLD.currency, OLD.payment_method, OLD.first_sent_at)
+        OR (OLD.livemode IS NOT NULL AND NEW.livemode IS DISTINCT FROM OLD.livemode)
         OR (OLD.object_id IS NOT NULL AND NEW.object_id IS DISTINCT FROM OLD.object_id)
         OR (OLD.saw_server_error AND NOT NEW.saw_server_error))
     EXECUTE FUNCTION billing.refuse_request_change();

@@ -7,6 +7,8 @@ DO $$
 DECLARE role_name text;
 BEGIN
     FOREACH role_name IN ARRAY ARRAY['chargeonce_ingest', 'chargeonce_charger', 'chargeonce_console', 'chargeonce_finance'] LOOP
+        -- Looked for first: whoever may not make roles can still migrate where somebody else has made them.
+        CONTINUE WHEN EXISTS (SELECT 1 FROM pg_roles WHERE rolname = role_name);
         BEGIN
             EXECUTE format('CREATE ROLE %I NOLOGIN', role_name);
         EXCEPTION WHEN duplicate_object OR unique_violation THEN
@@ -15,6 +17,9 @@ BEGIN
     END LOOP;
 END $$;
 -- +goose StatementEnd
+
+-- Postgres lets everybody call a new function.
+REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA billing FROM PUBLIC;
 
 -- Every program checks at its start that the database is migrated.
 GRANT USAGE ON SCHEMA billing TO chargeonce_ingest, chargeonce_charger, chargeonce_console;
@@ -48,7 +53,17 @@ GRANT SELECT (id, namespace, object_sha256, reason_code, field, reason, deliveri
 GRANT UPDATE (stripe_customer_id, amount_cents, currency, payment_method, description, status, status_reason, status_detail, charge_id,
     payment_intent_id, key_generation, run_id, reserved_cents, guards_customer, river_job_id, redispatches, claim_number, lease_until, updated_at)
     ON billing.intents TO chargeonce_charger;
-GRANT INSERT, UPDATE ON billing.runs, billing.charge_requests, billing.charge_attempts, billing.vault_keys TO chargeonce_charger;
+GRANT INSERT, UPDATE (status, status_reason, status_detail, expected_total_cents, expected_count, headroom_percent, cap_cents,
+    allocated_cents, resume_count, vault_usd_cap_cents, stripe_account, livemode, updated_at, closed_at)
+    ON billing.runs TO chargeonce_charger;
+GRANT INSERT, UPDATE (livemode, object_id, object_canceled_at, saw_server_error, decline_code, advice_code)
+    ON billing.charge_requests TO chargeonce_charger;
+GRANT INSERT, UPDATE (lease_until, finished_at, result, http_status, request_id, replayed, error_type, error_code, decline_code,
+    object_id, detail, resolved_at, resolution)
+    ON billing.charge_attempts TO chargeonce_charger;
+GRANT INSERT, UPDATE (state, label, provider_key_id, ciphertext, encryption_key_id, usd_cap_cents, lease_until, issued_at, expires_at, ended_at)
+    ON billing.vault_keys TO chargeonce_charger;
+GRANT EXECUTE ON FUNCTION billing.take_tokens TO chargeonce_charger;
 GRANT UPDATE ON billing.charging_switch, billing.rate_budgets TO chargeonce_charger;
 GRANT UPDATE (resolved_at, resolution, resolved_by) ON billing.conflicts, billing.quarantined_events TO chargeonce_charger;
 GRANT INSERT ON billing.operator_actions TO chargeonce_charger;

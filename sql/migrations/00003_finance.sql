@@ -26,9 +26,12 @@ SELECT i.id,
        i.currency,
        finance.amount(i.amount_cents, i.currency) AS amount,
        i.status,
-       -- Why it waits is a fact of its run, so it is read there and not copied into a million rows.
+       -- Why it waits is a fact of its run (or of an open conflict), so it is read there and not copied into a million rows.
        CASE
-           WHEN i.status <> 'pending' OR i.status_reason IN ('conflict', 'same_customer') THEN i.status_reason
+           WHEN i.status <> 'pending' THEN i.status_reason
+           WHEN q.intent_id IS NULL AND EXISTS (
+               SELECT 1 FROM billing.conflicts c WHERE c.intent_id = i.id AND c.resolved_at IS NULL) THEN 'conflict'
+           WHEN i.status_reason = 'same_customer' THEN 'same_customer'
            WHEN r.id IS NULL OR r.status = 'closed' THEN 'no_run'
            WHEN w.stopped THEN 'stopped'
            WHEN r.status = 'paused' THEN 'run_paused'
@@ -45,7 +48,7 @@ SELECT i.id,
        EXISTS (SELECT 1 FROM billing.charge_attempts a
                WHERE a.intent_id = i.id AND a.operation = 'create' AND a.resolved_at IS NULL
                  AND (a.finished_at IS NOT NULL OR a.lease_until < now())) AS in_doubt,
-       (SELECT count(*) FROM billing.charge_attempts a WHERE a.intent_id = i.id) AS charge_attempts,
+       (SELECT count(*) FROM billing.charge_attempts a WHERE a.intent_id = i.id) AS charge_attempt_count,
        EXISTS (SELECT 1 FROM billing.conflicts c WHERE c.intent_id = i.id AND c.resolved_at IS NULL) AS open_conflict,
        -- The same customer and period in another namespace may be one obligation billed twice.
        ARRAY(SELECT n.namespace FROM billing.namespaces n
@@ -58,7 +61,10 @@ SELECT i.id,
        i.source,
        i.source_position,
        i.created_at,
-       i.updated_at
+       i.updated_at,
+       CASE WHEN i.status = 'charged' THEN coalesce(
+           (SELECT min(a.resolved_at) FROM billing.charge_attempts a WHERE a.intent_id = i.id AND a.resolution = 'moved'),
+           i.updated_at) END AS charged_at
 FROM billing.intents i
 LEFT JOIN billing.runs r ON r.namespace = i.namespace AND r.billing_period = i.billing_period AND r.currency = i.currency
 LEFT JOIN billing.charge_requests q ON q.intent_id = i.id AND q.key_generation = i.key_generation
@@ -90,11 +96,11 @@ SELECT r.id AS run_id,
        r.expected_total_cents,
        r.cap_cents,
        r.allocated_cents,
-       r.cap_cents - r.allocated_cents AS unallocated_cents,
+       (r.cap_cents - r.allocated_cents)::bigint AS unallocated_cents,
        coalesce(s.ingested_count, 0) AS ingested_count,
        coalesce(s.ingested_cents, 0) AS ingested_cents,
-       r.expected_count - coalesce(s.ingested_count, 0) AS missing_count,
-       r.expected_total_cents - coalesce(s.ingested_cents, 0) AS missing_cents,
+       s.missing_count,
+       (r.expected_total_cents - coalesce(s.ingested_cents, 0))::bigint AS missing_cents,
        coalesce(s.charged_count, 0) AS charged_count,
        coalesce(s.charged_cents, 0) AS charged_cents,
        coalesce(s.declined_count, 0) AS declined_count,
@@ -115,10 +121,24 @@ SELECT r.id AS run_id,
           AND i.currency = r.currency) AS open_conflicts,
        r.opened_by,
        r.opened_at,
-       r.closed_at
+       r.closed_at,
+       coalesce(s.voided_cents, 0) AS voided_cents,
+       finance.amount(r.expected_total_cents, r.currency) AS expected_total_amount,
+       finance.amount(r.cap_cents, r.currency) AS cap_amount,
+       finance.amount(r.allocated_cents, r.currency) AS allocated_amount,
+       finance.amount(r.cap_cents - r.allocated_cents, r.currency) AS unallocated_amount,
+       finance.amount(coalesce(s.ingested_cents, 0), r.currency) AS ingested_amount,
+       finance.amount(r.expected_total_cents - coalesce(s.ingested_cents, 0), r.currency) AS missing_amount,
+       finance.amount(coalesce(s.charged_cents, 0), r.currency) AS charged_amount,
+       finance.amount(coalesce(s.declined_cents, 0), r.currency) AS declined_amount,
+       finance.amount(coalesce(s.pending_cents, 0), r.currency) AS pending_amount,
+       finance.amount(coalesce(s.charging_cents, 0), r.currency) AS charging_amount,
+       finance.amount(coalesce(s.parked_cents, 0), r.currency) AS parked_amount,
+       finance.amount(coalesce(s.voided_cents, 0), r.currency) AS voided_amount
 FROM billing.runs r
 LEFT JOIN LATERAL (
     SELECT count(*) AS ingested_count,
+           (r.expected_count - count(*))::bigint AS missing_count,
            sum(i.amount_cents)::bigint AS ingested_cents,
            count(*) FILTER (WHERE i.status = 'charged') AS charged_count,
            sum(i.amount_cents) FILTER (WHERE i.status = 'charged')::bigint AS charged_cents,
@@ -131,6 +151,7 @@ LEFT JOIN LATERAL (
            count(*) FILTER (WHERE i.status = 'parked') AS parked_count,
            sum(i.amount_cents) FILTER (WHERE i.status = 'parked')::bigint AS parked_cents,
            count(*) FILTER (WHERE i.status = 'voided') AS voided_count,
+           sum(i.amount_cents) FILTER (WHERE i.status = 'voided')::bigint AS voided_cents,
            count(*) FILTER (WHERE i.status = 'nothing_due') AS nothing_due_count
     FROM billing.intents i
     WHERE i.namespace = r.namespace AND i.billing_period = r.billing_period AND i.currency = r.currency
@@ -146,13 +167,18 @@ SELECT c.id,
        i.status AS intent_status,
        i.amount_cents AS intent_amount_cents,
        i.currency AS intent_currency,
+       finance.amount(i.amount_cents, i.currency) AS intent_amount,
        i.stripe_customer_id AS intent_stripe_customer_id,
        c.amount_cents AS other_amount_cents,
        c.currency AS other_currency,
+       finance.amount(c.amount_cents, c.currency) AS other_amount,
        c.stripe_customer_id AS other_stripe_customer_id,
        c.deliveries,
+       i.source AS intent_source,
        i.source_position AS intent_position,
+       c.first_source AS other_first_source,
        c.first_position AS other_first_position,
+       c.last_source AS other_last_source,
        c.last_position AS other_last_position,
        c.created_at,
        c.last_seen_at,
@@ -168,5 +194,20 @@ SELECT id, namespace, reason_code, field, reason, deliveries, first_source, firs
        created_at, last_seen_at, resolved_at, resolution, resolved_by
 FROM billing.quarantined_events;
 
+COMMENT ON VIEW finance.intents IS 'One row a billing intent: what a customer owes for a period, where it stands, and why.';
+COMMENT ON COLUMN finance.intents.amount_cents IS 'In the minor unit of the currency: whole yen for jpy. The column amount has the decimals.';
+COMMENT ON COLUMN finance.intents.in_doubt IS 'A call to Stripe ended, or should have, and nobody knows yet whether it charged.';
+COMMENT ON COLUMN finance.intents.also_in_namespaces IS 'Other namespaces with the same customer and period: perhaps one obligation billed twice.';
+COMMENT ON COLUMN finance.intents.charged_at IS 'When the charge became certain here, by the database clock.';
+COMMENT ON VIEW finance.period_summary IS 'How many intents and how much money stand where, for a namespace, period and currency.';
+COMMENT ON VIEW finance.run_status IS 'One row a billing run: expected against ingested against charged. Columns in _cents are minor units, in _amount decimal.';
+COMMENT ON COLUMN finance.run_status.missing_count IS 'Expected less ingested: negative when more came than was expected; null when no count was expected.';
+COMMENT ON COLUMN finance.run_status.missing_cents IS 'Expected less ingested: negative when more came than was expected.';
+COMMENT ON VIEW finance.conflicts IS 'Events with the key of an intent but other terms; the first one stays the intent until a person decides.';
+COMMENT ON VIEW finance.quarantine IS 'Events that cannot become an intent, with the reason and where they came from.';
+
+REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA finance FROM PUBLIC;
 GRANT USAGE ON SCHEMA finance TO chargeonce_finance, chargeonce_charger, chargeonce_console;
 GRANT SELECT ON ALL TABLES IN SCHEMA finance TO chargeonce_finance, chargeonce_charger, chargeonce_console;
+-- A view checks its reader's right to the functions in it.
+GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA finance TO chargeonce_finance, chargeonce_charger, chargeonce_console;

@@ -302,6 +302,7 @@ type BillingVaultKey struct {
 	CreatedAt       time.Time
 }
 
+// Events with the key of an intent but other terms; the first one stays the intent until a person decides.
 type FinanceConflict struct {
 	ID                     int64
 	Namespace              string
@@ -311,13 +312,18 @@ type FinanceConflict struct {
 	IntentStatus           string
 	IntentAmountCents      int64
 	IntentCurrency         string
+	IntentAmount           pgtype.Numeric
 	IntentStripeCustomerID string
 	OtherAmountCents       int64
 	OtherCurrency          string
+	OtherAmount            pgtype.Numeric
 	OtherStripeCustomerID  string
 	Deliveries             int64
+	IntentSource           string
 	IntentPosition         string
+	OtherFirstSource       string
 	OtherFirstPosition     string
+	OtherLastSource        string
 	OtherLastPosition      string
 	CreatedAt              time.Time
 	LastSeenAt             time.Time
@@ -326,36 +332,43 @@ type FinanceConflict struct {
 	ResolvedBy             *string
 }
 
+// One row a billing intent: what a customer owes for a period, where it stands, and why.
 type FinanceIntent struct {
 	ID               int64
 	Namespace        string
 	BillingPeriod    string
 	CustomerID       string
 	StripeCustomerID string
-	AmountCents      int64
-	Currency         string
-	Amount           pgtype.Numeric
-	Status           string
-	StatusReason     string
-	StatusDetail     *string
-	ChargeID         *string
-	PaymentIntentID  *string
-	IdempotencyKey   string
-	KeyGeneration    int32
-	FirstSentAt      *time.Time
-	DeclineCode      *string
-	InDoubt          bool
-	ChargeAttempts   int64
-	OpenConflict     bool
-	AlsoInNamespaces interface{}
+	// In the minor unit of the currency: whole yen for jpy. The column amount has the decimals.
+	AmountCents     int64
+	Currency        string
+	Amount          pgtype.Numeric
+	Status          string
+	StatusReason    string
+	StatusDetail    *string
+	ChargeID        *string
+	PaymentIntentID *string
+	IdempotencyKey  string
+	KeyGeneration   int32
+	FirstSentAt     *time.Time
+	DeclineCode     *string
+	// A call to Stripe ended, or should have, and nobody knows yet whether it charged.
+	InDoubt            bool
+	ChargeAttemptCount int64
+	OpenConflict       bool
+	// Other namespaces with the same customer and period: perhaps one obligation billed twice.
+	AlsoInNamespaces []string
 	RunID            *int64
 	RiverJobID       *int64
 	Source           string
 	SourcePosition   string
 	CreatedAt        time.Time
 	UpdatedAt        time.Time
+	// When the charge became certain here, by the database clock.
+	ChargedAt *time.Time
 }
 
+// How many intents and how much money stand where, for a namespace, period and currency.
 type FinancePeriodSummary struct {
 	Namespace     string
 	BillingPeriod string
@@ -367,6 +380,7 @@ type FinancePeriodSummary struct {
 	Amount        pgtype.Numeric
 }
 
+// Events that cannot become an intent, with the reason and where they came from.
 type FinanceQuarantine struct {
 	ID            int64
 	Namespace     string
@@ -385,6 +399,7 @@ type FinanceQuarantine struct {
 	ResolvedBy    *string
 }
 
+// One row a billing run: expected against ingested against charged. Columns in _cents are minor units, in _amount decimal.
 type FinanceRunStatus struct {
 	RunID              int64
 	Namespace          string
@@ -397,28 +412,43 @@ type FinanceRunStatus struct {
 	ExpectedTotalCents int64
 	CapCents           int64
 	AllocatedCents     int64
-	UnallocatedCents   int32
+	UnallocatedCents   int64
 	IngestedCount      int64
 	IngestedCents      int64
-	MissingCount       int32
-	MissingCents       int32
-	ChargedCount       int64
-	ChargedCents       int64
-	DeclinedCount      int64
-	DeclinedCents      int64
-	PendingCount       int64
-	PendingCents       int64
-	ChargingCount      int64
-	ChargingCents      int64
-	ParkedCount        int64
-	ParkedCents        int64
-	VoidedCount        int64
-	NothingDueCount    int64
-	InDoubtCount       int64
-	OpenConflicts      int64
-	OpenedBy           string
-	OpenedAt           time.Time
-	ClosedAt           *time.Time
+	// Expected less ingested: negative when more came than was expected; null when no count was expected.
+	MissingCount *int64
+	// Expected less ingested: negative when more came than was expected.
+	MissingCents        int64
+	ChargedCount        int64
+	ChargedCents        int64
+	DeclinedCount       int64
+	DeclinedCents       int64
+	PendingCount        int64
+	PendingCents        int64
+	ChargingCount       int64
+	ChargingCents       int64
+	ParkedCount         int64
+	ParkedCents         int64
+	VoidedCount         int64
+	NothingDueCount     int64
+	InDoubtCount        int64
+	OpenConflicts       int64
+	OpenedBy            string
+	OpenedAt            time.Time
+	ClosedAt            *time.Time
+	VoidedCents         int64
+	ExpectedTotalAmount pgtype.Numeric
+	CapAmount           pgtype.Numeric
+	AllocatedAmount     pgtype.Numeric
+	UnallocatedAmount   pgtype.Numeric
+	IngestedAmount      pgtype.Numeric
+	MissingAmount       pgtype.Numeric
+	ChargedAmount       pgtype.Numeric
+	DeclinedAmount      pgtype.Numeric
+	PendingAmount       pgtype.Numeric
+	ChargingAmount      pgtype.Numeric
+	ParkedAmount        pgtype.Numeric
+	VoidedAmount        pgtype.Numeric
 }
 
 type RiverRiverJob struct {
