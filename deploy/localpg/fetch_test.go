@@ -94,11 +94,11 @@ func TestProgramsThatOnlyLookLikePostgresAreUsed(t *testing.T) {
 	account, err := serviceAccount(t.Context())
 	require.NoError(t, err)
 	for name, dir := range map[string]string{
-		"no such file":                       "/no/such/bin",
-		"does not say a Postgres version":    script("initdb", "busybox 1.36"),
-		"version 13, older than 14":          script("initdb", "initdb (PostgreSQL) 13.21"),
-		"no such file or directory":          script("postgres", "postgres (PostgreSQL) 17.5"),
-		"postgres for its version as ":       script("initdb", "initdb (PostgreSQL) 17.5"),
+		"no such file":                        "/no/such/bin",
+		"does not say a Postgres version":     script("initdb", "busybox 1.36"),
+		"version 13, older than 14":           script("initdb", "initdb (PostgreSQL) 13.21"),
+		"no such file or directory":           script("postgres", "postgres (PostgreSQL) 17.5"),
+		"postgres for its version as ":        script("initdb", "initdb (PostgreSQL) 17.5"),
 		"does not say a Postgres version: \"": script("initdb", "initdb (PostgreSQL) devel"),
 	} {
 		_, err := usable(t.Context(), dir, account)
