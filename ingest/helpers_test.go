@@ -1,0 +1,188 @@
+package ingest_test
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"chargeonce/ingest"
+	"chargeonce/sql"
+	"chargeonce/sql/sqltest"
+)
+
+const namespace = "usage"
+
+// bundle is a recorder as an ingestor has it, and a look at everything as the database's owner.
+type bundle struct {
+	*ingest.Recorder
+	owner *pgxpool.Pool
+	logs  *logBuffer
+}
+
+func setup(t *testing.T) *bundle {
+	t.Helper()
+	db := sqltest.New(t)
+	return newBundle(t, db.Pool(t, sql.RoleIngest), db.Pool(t, ""))
+}
+
+func newBundle(t *testing.T, pool, owner *pgxpool.Pool) *bundle {
+	t.Helper()
+	b := &bundle{owner: owner, logs: &logBuffer{}}
+	b.Recorder = newRecorder(t, pool, b.logs, ingest.Config{})
+	require.NoError(t, b.Register(t.Context()))
+	return b
+}
+
+func newRecorder(t *testing.T, pool *pgxpool.Pool, logs io.Writer, cfg ingest.Config) *ingest.Recorder {
+	t.Helper()
+	if cfg.Namespace == "" {
+		cfg.Namespace = namespace
+	}
+	if cfg.Source == "" {
+		cfg.Source = "test"
+	}
+	cfg.RetryDelay, cfg.MaxRetryDelay = 10*time.Millisecond, 100*time.Millisecond
+	r, err := ingest.NewRecorder(cfg, pool, nil, slog.New(slog.NewTextHandler(logs, nil)))
+	require.NoError(t, err)
+	return r
+}
+
+func (b *bundle) record(t *testing.T, deliveries ...ingest.Delivery) ingest.Counts {
+	t.Helper()
+	counts, err := b.Record(t.Context(), deliveries, nil)
+	require.NoError(t, err)
+	return counts
+}
+
+// number is the one number that a query gives.
+func (b *bundle) number(t *testing.T, query string, args ...any) int64 {
+	t.Helper()
+	var n int64
+	require.NoError(t, b.owner.QueryRow(t.Context(), query, args...).Scan(&n))
+	return n
+}
+
+// counters are the durable ones, over all partitions.
+func (b *bundle) counters(t *testing.T) ingest.Counts {
+	t.Helper()
+	var c ingest.Counts
+	err := b.owner.QueryRow(t.Context(), `SELECT coalesce(sum(intents), 0), coalesce(sum(duplicates), 0), coalesce(sum(redeliveries), 0),
+		coalesce(sum(conflicts), 0), coalesce(sum(quarantined), 0) FROM billing.source_counters`).
+		Scan(&c.Intents, &c.Duplicates, &c.Redeliveries, &c.Conflicts, &c.Quarantined)
+	require.NoError(t, err)
+	return c
+}
+
+func body(customer string, amount int) string {
+	return fmt.Sprintf(`{"customer_id":"cus_%s","billing_period":"2026-08","amount_cents":%d}`, customer, amount)
+}
+
+func at(position, body string) ingest.Delivery {
+	return ingest.Delivery{Partition: "0", Position: position, Body: []byte(body)}
+}
+
+// logBuffer keeps what was logged.
+type logBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+// proxy stands between the recorder and Postgres and can lose the answer to a commit.
+type proxy struct {
+	listener   net.Listener
+	target     string
+	loseCommit atomic.Bool
+	lost       atomic.Int64
+	wg         sync.WaitGroup
+	mu         sync.Mutex
+	conns      []net.Conn
+}
+
+// through returns the URL by way of a new proxy.
+func through(t *testing.T, databaseURL string) (string, *proxy) {
+	t.Helper()
+	u, err := url.Parse(databaseURL)
+	require.NoError(t, err)
+	var lc net.ListenConfig
+	listener, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	p := &proxy{listener: listener, target: u.Host}
+	p.wg.Go(p.serve)
+	t.Cleanup(func() {
+		_ = listener.Close()
+		p.mu.Lock()
+		for _, c := range p.conns {
+			_ = c.Close()
+		}
+		p.mu.Unlock()
+		p.wg.Wait()
+	})
+	u.Host = listener.Addr().String()
+	return u.String(), p
+}
+
+func (p *proxy) serve() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		var d net.Dialer
+		server, err := d.Dial("tcp", p.target) //nolint:noctx // ends with the listener's test
+		if err != nil {
+			_ = client.Close()
+			continue
+		}
+		p.mu.Lock()
+		p.conns = append(p.conns, client, server)
+		p.mu.Unlock()
+		var deaf atomic.Bool // the answer on the way is to be lost
+		p.wg.Go(func() { p.copy(server, client, &deaf, true) })
+		p.wg.Go(func() { p.copy(client, server, &deaf, false) })
+	}
+}
+
+func (p *proxy) copy(to, from net.Conn, deaf *atomic.Bool, fromClient bool) {
+	defer func() { _ = to.Close() }()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buf)
+		if err != nil {
+			return
+		}
+		if fromClient && bytes.Contains(buf[:n], []byte("commit\x00")) && p.loseCommit.CompareAndSwap(true, false) {
+			deaf.Store(true)
+		}
+		if !fromClient && deaf.Load() {
+			p.lost.Add(1)
+			return // Postgres has answered, so it has committed; nobody hears of it
+		}
+		if _, err := to.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }

@@ -1,0 +1,9 @@
+package ingest_test
+
+import (
+	"testing"
+
+	"chargeonce/sql/sqltest"
+)
+
+func TestMain(m *testing.M) { sqltest.Main(m) }

@@ -1,0 +1,260 @@
+package ingest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"chargeonce/schema"
+)
+
+// Record commits what the batch contains and, in the same transaction, what inTx (may be nil) adds. When it returns nil the
+// broker may be told to go on: every object stands as an intent, a counted duplicate or redelivery, a conflict or a
+// quarantined event.
+//
+// While the database is away it tries again until ctx ends. That is safe even when a commit's answer was lost: if the
+// transaction did commit, the repetition finds every object recorded at its own position and adds nothing but to the count of
+// redeliveries. inTx must bear being repeated in the same way.
+//
+// It returns ctx's cause, ErrBatchTooLarge, or an error that repeating cannot mend; then nothing is committed.
+func (r *Recorder) Record(ctx context.Context, batch []Delivery, inTx InTx) (Counts, error) {
+	started := time.Now()
+	items, err := r.prepare(batch)
+	if err != nil {
+		return Counts{}, err
+	}
+	isolate := false
+	wait := waiting{recorder: r}
+	defer wait.end()
+	for {
+		counts, err := r.attempt(ctx, items, inTx, isolate)
+		switch {
+		case err == nil:
+			r.metrics.recorded(counts, time.Since(started))
+			return counts, nil
+		case ctx.Err() != nil:
+			return Counts{}, fmt.Errorf("record %d deliveries: %w", len(batch), context.Cause(ctx))
+		case errors.Is(err, errUnaccounted):
+			return Counts{}, err
+		case refused(err) && isolate:
+			return Counts{}, fmt.Errorf("record %d deliveries one by one: %w", len(batch), err)
+		case refused(err):
+			r.logger.WarnContext(ctx, "the database refused an object, looking for it", slog.String("error", err.Error()))
+			isolate = true
+			continue
+		}
+		if err := wait.pause(ctx, err); err != nil {
+			return Counts{}, fmt.Errorf("record %d deliveries: %w", len(batch), err)
+		}
+	}
+}
+
+// ErrBatchTooLarge says that a batch exceeds MaxBatchDeliveries or MaxBatchBytes; Batches cuts deliveries to size.
+var ErrBatchTooLarge = errors.New("batch too large")
+
+// errUnaccounted says that the objects of a batch and the sum of what became of them differ. It is our own error, found
+// before the commit.
+var errUnaccounted = errors.New("internal error: not every object of the batch is accounted for")
+
+// FaultRefusedByDatabase is the fault of an object that passed every check here but that Postgres refused.
+const FaultRefusedByDatabase schema.FaultCode = "refused_by_database"
+
+// beginQuery opens the transaction in one round trip. No setting of the server or the role may let a commit return before it is
+// durable. The look-ups must use the unique indexes whatever the statistics say: while a table fills from empty they say that it
+// is empty, and one scan of it per batch would be quadratic.
+const beginQuery = `BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+SET LOCAL synchronous_commit = on;
+SET LOCAL idle_in_transaction_session_timeout = '60s';
+SET LOCAL enable_seqscan = off;
+SET LOCAL enable_hashjoin = off;
+SET LOCAL enable_mergejoin = off;
+SET LOCAL jit = off`
+
+// attempt is one transaction.
+func (r *Recorder) attempt(ctx context.Context, items []*item, inTx InTx, isolate bool) (Counts, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, r.cfg.AttemptTimeout, errors.New("recording took too long"))
+	defer cancel()
+	var counts Counts
+	err := pgx.BeginTxFunc(ctx, r.pool, pgx.TxOptions{BeginQuery: beginQuery}, func(tx pgx.Tx) error {
+		w := newWriting(r, tx, items)
+		if err := w.recordAll(ctx, isolate); err != nil {
+			return err
+		}
+		counts = w.counts()
+		if counts.Objects() != int64(len(items)) {
+			return fmt.Errorf("%w: %d objects, %+v", errUnaccounted, len(items), counts)
+		}
+		if err := w.addCounters(ctx); err != nil {
+			return err
+		}
+		if inTx == nil {
+			return nil
+		}
+		return inTx(ctx, tx)
+	})
+	return counts, err
+}
+
+// refused tells whether Postgres refused a value or a row: data exception or integrity violation. Anything else, such as a
+// deadlock, a full disk or a fail-over, says nothing about the objects.
+func refused(err error) bool {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && (strings.HasPrefix(pgErr.Code, "22") || strings.HasPrefix(pgErr.Code, "23"))
+}
+
+// result is what became of an object.
+type result int
+
+const (
+	resultNone result = iota
+	resultIntent
+	resultDuplicate
+	resultRedelivery
+	resultConflict
+	resultQuarantined
+)
+
+// item is one object of the batch.
+type item struct {
+	event      schema.BillingEvent
+	fault      *schema.Fault
+	raw        []byte
+	partition  string
+	position   string // the delivery's, and the object's place in it
+	enqueuedAt time.Time
+}
+
+// prepare parses the batch into its objects, in order of delivery.
+func (r *Recorder) prepare(batch []Delivery) ([]*item, error) {
+	bytes := 0
+	for i := range batch {
+		bytes += len(batch[i].Body)
+	}
+	if len(batch) > MaxBatchDeliveries || (len(batch) > 1 && bytes > MaxBatchBytes) {
+		return nil, fmt.Errorf("%w: %d deliveries of %d bytes, at most %d of %d", ErrBatchTooLarge,
+			len(batch), bytes, MaxBatchDeliveries, MaxBatchBytes)
+	}
+	items := make([]*item, 0, len(batch))
+	for i := range batch {
+		d := &batch[i]
+		var objects []schema.Object
+		if d.Unreadable != nil {
+			objects = []schema.Object{{Raw: d.Body, Fault: d.Unreadable}}
+		} else {
+			objects = r.parser.Parse(d.Body, d.Attrs)
+		}
+		for _, o := range objects {
+			items = append(items, &item{
+				event: o.Event, fault: o.Fault, raw: o.Raw, partition: clean(d.Partition),
+				position: clean(d.Position) + "/" + strconv.Itoa(o.Index), enqueuedAt: d.EnqueuedAt,
+			})
+		}
+	}
+	return items, nil
+}
+
+// group is all objects of one key in order of delivery: the first may become the intent, the others are judged by it.
+type group []*item
+
+// groupByKey sorts the groups by the columns of the unique constraint: two writers that meet the same keys take them in the
+// same order and cannot deadlock.
+func groupByKey(items []*item) []group {
+	type key struct{ period, customer string }
+	places := make(map[key]int, len(items))
+	groups := make([]group, 0, len(items))
+	for _, it := range items {
+		if it.fault != nil {
+			continue
+		}
+		k := key{it.event.BillingPeriod, it.event.CustomerID}
+		place, known := places[k]
+		if !known {
+			place = len(groups)
+			places[k] = place
+			groups = append(groups, nil)
+		}
+		groups[place] = append(groups[place], it)
+	}
+	slices.SortFunc(groups, func(a, b group) int {
+		return cmp.Or(
+			cmp.Compare(a[0].event.BillingPeriod, b[0].event.BillingPeriod),
+			cmp.Compare(a[0].event.CustomerID, b[0].event.CustomerID),
+		)
+	})
+	return groups
+}
+
+// waiting is the back-off of one Record call.
+type waiting struct {
+	recorder *Recorder
+	tries    int
+	since    time.Time
+	back     func() // set once the database counts as away
+}
+
+// pause waits before the next try; it returns ctx's cause when that comes first.
+func (w *waiting) pause(ctx context.Context, err error) error {
+	w.tries++
+	if w.since.IsZero() {
+		w.since = time.Now()
+	}
+	r := w.recorder
+	// A lost race is over at the next try and says nothing about the database's health.
+	if w.back == nil && (!lostRace(err) || w.tries > 3) {
+		w.back = r.away.begin(w.since)
+	}
+	delay := r.cfg.MaxRetryDelay
+	if w.tries < 16 {
+		delay = min(delay, r.cfg.RetryDelay<<(w.tries-1))
+	}
+	delay = delay/2 + rand.N(delay/2+1) //nolint:gosec // jitter, not a secret
+	r.logger.WarnContext(ctx, "recording failed, trying again", slog.Int("tries", w.tries),
+		slog.Duration("delay", delay), slog.String("error", err.Error()))
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+		return nil
+	}
+}
+
+func (w *waiting) end() {
+	if w.since.IsZero() {
+		return
+	}
+	if w.back != nil {
+		w.back()
+	}
+	w.recorder.metrics.databaseAway(time.Since(w.since))
+}
+
+// lostRace tells a deadlock or a serialization failure.
+func lostRace(err error) bool {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && (pgErr.Code == "40001" || pgErr.Code == "40P01")
+}
+
+// maxTextBytes bounds a text that comes from outside the billing event and is stored beside it, in bytes.
+const maxTextBytes = 2000
+
+// clean makes text storable: valid UTF-8, no NUL, bounded.
+func clean(text string) string {
+	if utf8.ValidString(text) && len(text) <= maxTextBytes && strings.IndexByte(text, 0) < 0 {
+		return text
+	}
+	text = strings.ReplaceAll(text[:min(len(text), maxTextBytes)], "\x00", "\uFFFD")
+	return strings.ToValidUTF8(text, "\uFFFD")
+}
