@@ -130,7 +130,7 @@ func (h dueHeap) Less(i, j int) bool { return h[i].at.Before(h[j].at) }
 func (h dueHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
 
 // Push is for container/heap.
-func (h *dueHeap) Push(x any) { *h = append(*h, x.(dueWork)) } //nolint:errcheck,forcetypeassert // only later pushes, and only dueWork
+func (h *dueHeap) Push(x any) { *h = append(*h, x.(dueWork)) }
 
 // Pop is for container/heap.
 func (h *dueHeap) Pop() any {

@@ -77,7 +77,7 @@ func TestSucceededPaymentIntentIsListedAsAChargeWithItsMetadata(t *testing.T) {
 	require.Equal(t, int64(4200), p.AmountReceived)
 	require.Equal(t, "pm_card_1", p.PaymentMethod.ID)
 
-	params := &stripe.ChargeListParams{Customer: stripe.String("cus_1")}
+	params := &stripe.ChargeListParams{Customer: new("cus_1")}
 	it := b.api.Charges.List(params)
 	require.True(t, it.Next())
 	c := it.Charge()
@@ -115,7 +115,7 @@ func TestDeclinedPaymentIntentStaysOpenUntilCancelled(t *testing.T) {
 	require.Equal(t, stripe.DeclineCode("do_not_honor"), p.LastPaymentError.DeclineCode)
 	require.Nil(t, p.PaymentMethod)
 
-	p, err = b.api.PaymentIntents.Cancel(p.ID, &stripe.PaymentIntentCancelParams{CancellationReason: stripe.String("abandoned")})
+	p, err = b.api.PaymentIntents.Cancel(p.ID, &stripe.PaymentIntentCancelParams{CancellationReason: new("abandoned")})
 	require.NoError(t, err)
 	require.Equal(t, stripe.PaymentIntentStatusCanceled, p.Status)
 	require.NotZero(t, p.CanceledAt)
@@ -208,7 +208,7 @@ func TestBadParametersAreRefusedAndNotKept(t *testing.T) {
 		"negative":       {func(p *stripe.ChargeParams) { p.Amount = stripe.Int64(-5) }, "parameter_invalid_integer", "amount"},
 		"absent":         {func(p *stripe.ChargeParams) { p.Amount = nil }, "parameter_missing", "amount"},
 		"not a number":   {func(p *stripe.ChargeParams) { p.Amount = nil; p.AddExtra("amount", "12.5") }, "parameter_invalid_integer", "amount"},
-		"currency":       {func(p *stripe.ChargeParams) { p.Currency = stripe.String("zzz") }, "", "currency"},
+		"currency":       {func(p *stripe.ChargeParams) { p.Currency = new("zzz") }, "", "currency"},
 		"unknown":        {func(p *stripe.ChargeParams) { p.AddExtra("colour", "red") }, "parameter_unknown", "colour"},
 		"metadata value": {func(p *stripe.ChargeParams) { p.AddMetadata("a", long) }, "", "metadata[a]"},
 		"metadata key":   {func(p *stripe.ChargeParams) { p.AddMetadata(long[:41], "a") }, "", "metadata"},
@@ -258,7 +258,7 @@ func TestAmountRulesOfTheCurrencies(t *testing.T) {
 		{"gbp", 29, "amount_too_small"},
 	} {
 		p := chargeParams(fmt.Sprintf("key-%d", i), "cus_1", c.amount)
-		p.Currency = stripe.String(c.currency)
+		p.Currency = new(c.currency)
 		made, err := b.api.Charges.New(p)
 		if c.code == "" {
 			require.NoError(t, err, "%v", c)
@@ -300,7 +300,7 @@ func TestListPagesThroughEverythingNewestFirst(t *testing.T) {
 		ids = append([]string{p.ID}, ids...)
 		b.Advance(time.Hour)
 	}
-	params := &stripe.PaymentIntentListParams{Customer: stripe.String("cus_1")}
+	params := &stripe.PaymentIntentListParams{Customer: new("cus_1")}
 	params.Limit = stripe.Int64(3)
 	var got []string
 	it := b.api.PaymentIntents.List(params)
@@ -318,7 +318,7 @@ func TestListPagesThroughEverythingNewestFirst(t *testing.T) {
 	require.Equal(t, 3, pages)
 
 	since := &stripe.ChargeListParams{
-		Customer:     stripe.String("cus_1"),
+		Customer:     new("cus_1"),
 		CreatedRange: &stripe.RangeQueryParams{GreaterThanOrEqual: b.Now().Add(-150 * time.Minute).Unix()},
 	}
 	charges := b.api.Charges.List(since)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -172,7 +173,7 @@ func Start(cfg Config) (*Server, error) {
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	s.busy.Go(func() {
-		if err := s.http.Serve(listener); err != nil && err != http.ErrServerClosed { //nolint:errorlint // Serve returns this very value
+		if err := s.http.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 			s.log.Error("stripe stand-in stopped", slog.Any("error", err))
 		}
 	})

@@ -40,7 +40,7 @@ func newClient(t *testing.T, url, key string) *client.API {
 	transport := &http.Transport{DisableKeepAlives: true}
 	t.Cleanup(transport.CloseIdleConnections)
 	backend := stripe.GetBackendWithConfig(stripe.APIBackend, &stripe.BackendConfig{
-		URL: stripe.String(url), MaxNetworkRetries: stripe.Int64(0), EnableTelemetry: stripe.Bool(false),
+		URL: new(url), MaxNetworkRetries: stripe.Int64(0), EnableTelemetry: new(false),
 		LeveledLogger: &stripe.LeveledLogger{Level: stripe.LevelNull},
 		HTTPClient: &http.Client{
 			Transport: transport, Timeout: patience,
@@ -51,7 +51,7 @@ func newClient(t *testing.T, url, key string) *client.API {
 }
 
 func chargeParams(key, customer string, amount int64) *stripe.ChargeParams {
-	p := &stripe.ChargeParams{Amount: &amount, Currency: stripe.String("usd"), Customer: &customer}
+	p := &stripe.ChargeParams{Amount: &amount, Currency: new("usd"), Customer: &customer}
 	p.SetIdempotencyKey(key)
 	p.AddMetadata("intent_key", key)
 	return p
@@ -59,8 +59,8 @@ func chargeParams(key, customer string, amount int64) *stripe.ChargeParams {
 
 func intentParams(key, customer, method string, amount int64) *stripe.PaymentIntentParams {
 	p := &stripe.PaymentIntentParams{
-		Amount: &amount, Currency: stripe.String("usd"), Customer: &customer, Confirm: stripe.Bool(true), OffSession: stripe.Bool(true),
-		ErrorOnRequiresAction: stripe.Bool(true), PaymentMethodTypes: stripe.StringSlice([]string{"card"}),
+		Amount: &amount, Currency: new("usd"), Customer: &customer, Confirm: new(true), OffSession: new(true),
+		ErrorOnRequiresAction: new(true), PaymentMethodTypes: stripe.StringSlice([]string{"card"}),
 	}
 	if method != "" {
 		p.PaymentMethod = &method
@@ -250,7 +250,7 @@ func TestPruneJitterKeepsSomeKeysLonger(t *testing.T) {
 			replayed++
 		}
 	}
-	require.Greater(t, replayed, 0)
+	require.Positive(t, replayed)
 	require.Less(t, replayed, n)
 	require.Len(t, b.Charges(), n+n-replayed)
 }

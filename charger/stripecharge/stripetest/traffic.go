@@ -110,10 +110,10 @@ func (t *traffic) leave() {
 
 // turn begins a new second of the rate counter. The caller holds t.mu.
 func (t *traffic) turn(second int64) {
-	switch {
-	case second == t.second:
+	switch second {
+	case t.second:
 		return
-	case second == t.second+1:
+	case t.second + 1:
 		t.stats.LastSecond = t.current
 	default:
 		t.stats.LastSecond = 0

@@ -3,6 +3,7 @@ package stripetest
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"net"
 	"net/http"
 	"strconv"
@@ -22,7 +23,7 @@ func (s *Server) beforeLayer(w http.ResponseWriter, r *http.Request, c *call) (a
 	if f.Do != HoldBeforeEffect && f.Do != HoldAfterEffect && !s.wait(time.Duration(f.Delay)) {
 		panic(http.ErrAbortHandler)
 	}
-	switch f.Do {
+	switch f.Do { //nolint:exhaustive // each action strikes at one place of the way, this is one of them
 	case CloseBeforeEffect:
 		cutOff(w, false)
 		return nil, true
@@ -35,7 +36,7 @@ func (s *Server) beforeLayer(w http.ResponseWriter, r *http.Request, c *call) (a
 			return &early, false
 		}
 	}
-	switch f.Do {
+	switch f.Do { //nolint:exhaustive // each action strikes at one place of the way, this is one of them
 	case RateLimit:
 		a = new(limited("rate_limit", f.Reason))
 	case LockTimeout:
@@ -58,7 +59,7 @@ func (s *Server) beforeLayer(w http.ResponseWriter, r *http.Request, c *call) (a
 
 // instead is what an intermediary answers in Stripe's place.
 func (f *Fault) instead(r *http.Request) (answer, bool) {
-	switch f.Do {
+	switch f.Do { //nolint:exhaustive // each action strikes at one place of the way, this is one of them
 	case BadGateway:
 		return htmlPage(http.StatusBadGateway), true
 	case Unavailable:
@@ -101,7 +102,7 @@ func (s *Server) afterEffect(w http.ResponseWriter, r *http.Request, c *call, a 
 		s.write(w, c, a, a.render(nil))
 		return
 	}
-	switch f.Do {
+	switch f.Do { //nolint:exhaustive // each action strikes at one place of the way, this is one of them
 	case HoldAfterEffect:
 		if s.hold(r, c, "after effect") {
 			panic(http.ErrAbortHandler)
@@ -145,7 +146,7 @@ func (a *answer) render(f *Fault) []byte {
 		return out.Bytes()
 	}
 	set := f.Set
-	switch f.Do {
+	switch f.Do { //nolint:exhaustive // each action strikes at one place of the way, this is one of them
 	case Alter:
 	case WrongObject:
 		set = map[string]any{"object": "event", "id": "evt_" + a.objectID}
@@ -164,9 +165,7 @@ func (a *answer) render(f *Fault) []byte {
 		n, _ := amount.Int64() // our own integer
 		object["amount"] = n + 1
 	}
-	for name, value := range set {
-		object[name] = value
-	}
+	maps.Copy(object, set)
 	changed, err := json.Marshal(object)
 	if err != nil {
 		panic("internal error: an altered answer that JSON cannot write: " + err.Error())
