@@ -25,6 +25,7 @@ func (r *reading) event(text []byte, m *members) (BillingEvent, *Fault) {
 	}
 	event, fault := r.fields(m)
 	if fault != nil {
+		// No half-filled event leaves here: it could be taken for one.
 		return BillingEvent{}, fault
 	}
 	return event, nil
@@ -90,13 +91,13 @@ func fieldIndex(name []byte) int {
 }
 
 func (r *reading) fields(m *members) (e BillingEvent, fault *Fault) {
-	if e.CustomerID, fault = r.required(m, fieldCustomerID); fault != nil {
+	if e.CustomerID, fault = r.required(m, fieldCustomerID, FieldCustomerID); fault != nil {
 		return e, fault
 	}
 	if fault = checkCustomerID(e.CustomerID); fault != nil {
 		return e, fault
 	}
-	if e.BillingPeriod, fault = r.required(m, fieldBillingPeriod); fault != nil {
+	if e.BillingPeriod, fault = r.required(m, fieldBillingPeriod, FieldBillingPeriod); fault != nil {
 		return e, fault
 	}
 	if fault = r.p.checkPeriod(e.BillingPeriod); fault != nil {
@@ -127,8 +128,8 @@ func (r *reading) fields(m *members) (e BillingEvent, fault *Fault) {
 }
 
 // required returns the text of a field that every event has.
-func (r *reading) required(m *members, field int) (string, *Fault) {
-	name, value := Fields()[field], m.fields[field]
+func (r *reading) required(m *members, field int, name string) (string, *Fault) {
+	value := m.fields[field]
 	switch {
 	case value == nil:
 		return "", r.missing(name, field)

@@ -84,7 +84,7 @@ func pointerSteps(pointer string) ([]string, error) {
 		return nil, fmt.Errorf("a pointer has at most %d steps", maxPointerSteps)
 	}
 	for i, step := range steps {
-		for j := 0; j < len(step); j++ {
+		for j := range len(step) {
 			if step[j] == '~' && (j+1 == len(step) || (step[j+1] != '0' && step[j+1] != '1')) {
 				return nil, fmt.Errorf("'~' is written ~0 and '/' inside a name ~1")
 			}

@@ -10,9 +10,18 @@ import (
 func TestMappingRefusesWhatItCannotResolve(t *testing.T) {
 	t.Parallel()
 	for _, settings := range [][]string{
-		{"customer_id"}, {"customer_id="}, {"customer_id=subject"}, {"customer_id=#/subject"}, {"amount=/a"}, {"=/a"},
-		{"customer_id=/a~2"}, {"customer_id=/a~"}, {"customer_id=/a", "customer_id=/a"}, {"Customer_ID=/a"},
-		{"customer_id=/" + strings.Repeat("a", maxPointerBytes)}, {"customer_id=" + strings.Repeat("/a", maxPointerSteps+1)},
+		{"customer_id"},
+		{"customer_id="},
+		{"customer_id=subject"},
+		{"customer_id=#/subject"},
+		{"amount=/a"},
+		{"=/a"},
+		{"customer_id=/a~2"},
+		{"customer_id=/a~"},
+		{"customer_id=/a", "customer_id=/a"},
+		{"Customer_ID=/a"},
+		{"customer_id=/" + strings.Repeat("a", maxPointerBytes)},
+		{"customer_id=" + strings.Repeat("/a", maxPointerSteps+1)},
 	} {
 		_, err := ParseMapping(settings)
 		require.Error(t, err, "%q", settings)
@@ -31,8 +40,11 @@ func TestMappingFingerprintTellsMappingsApart(t *testing.T) {
 	require.Equal(t, a.Fingerprint(), b.Fingerprint())
 	require.Equal(t, Mapping(nil).Fingerprint(), Mapping{}.Fingerprint())
 	others := []Mapping{
-		nil, {FieldCustomerID: "/a"}, {FieldCustomerID: "/b", FieldCurrency: "/a"},
-		{FieldCustomerID: "/a\n14:currency=/b"}, {FieldCustomerID: "/a", FieldCurrency: "/B"},
+		nil,
+		{FieldCustomerID: "/a"},
+		{FieldCustomerID: "/b", FieldCurrency: "/a"},
+		{FieldCustomerID: "/a\n14:currency=/b"},
+		{FieldCustomerID: "/a", FieldCurrency: "/B"},
 	}
 	seen := map[string]bool{a.Fingerprint(): true}
 	for _, m := range others {

@@ -11,22 +11,22 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// readMembers reads one object's top level. Without options the whole object is held to the strict
-// rules: UTF-8, no unpaired surrogate, no repeated key at any depth, nothing behind it.
-func readMembers(text []byte, opts ...jsontext.Options) (*members, error) {
-	d := newDecoder(text, opts...)
+// readMembers reads one object's top level into m. Without options the whole object is held to the
+// strict rules: UTF-8, no unpaired surrogate, no repeated key at any depth, nothing behind it.
+func (s *scanner) readMembers(m *members, text []byte, opts ...jsontext.Options) error {
+	*m = members{others: m.others[:0]}
+	d := s.reset(text, opts...)
 	if _, err := d.ReadToken(); err != nil {
-		return nil, err
+		return err
 	}
-	m := &members{}
 	for d.PeekKind() != '}' {
 		name, err := readRaw(d, text)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		value, err := readRaw(d, text)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if value[0] == '{' || value[0] == '[' {
 			m.depth = max(m.depth, depth(value))
@@ -34,15 +34,28 @@ func readMembers(text []byte, opts ...jsontext.Options) (*members, error) {
 		m.put(unquote(name), value)
 	}
 	if _, err := d.ReadToken(); err != nil {
-		return nil, err
+		return err
 	}
 	if rest := bytes.Trim(text[d.InputOffset():], jsonSpace); len(rest) > 0 {
-		return nil, errTrailing
+		return errTrailing
 	}
 	if m.depth+1 > maxDepth {
-		return nil, errTooDeep
+		return errTooDeep
 	}
-	return m, nil
+	return nil
+}
+
+// scanner is a decoder for one object after the other: a new one for each costs four times the
+// allocations.
+type scanner struct {
+	buffer  bytes.Buffer
+	decoder jsontext.Decoder
+}
+
+func (s *scanner) reset(text []byte, opts ...jsontext.Options) *jsontext.Decoder {
+	s.buffer = *bytes.NewBuffer(text)
+	s.decoder.Reset(&s.buffer, opts...)
+	return &s.decoder
 }
 
 // members are the parts of one object that matter; values are raw JSON, nil when absent.
@@ -121,7 +134,7 @@ func (m *members) content() ([]byte, *Fault) {
 
 // onlyDataIsBad reports whether an object breaks the strict rules nowhere but inside its data: the
 // same object with null for data must pass them.
-func onlyDataIsBad(text []byte) bool {
+func (s *scanner) onlyDataIsBad(text []byte) bool {
 	d := newDecoder(text, tolerant()...)
 	if _, err := d.ReadToken(); err != nil {
 		return false
@@ -144,8 +157,7 @@ func onlyDataIsBad(text []byte) bool {
 			from = end
 		}
 	}
-	_, err := readMembers(append(bare, text[from:]...))
-	return err == nil
+	return s.readMembers(&members{}, append(bare, text[from:]...)) == nil
 }
 
 // brokenFault names what keeps text from being read strictly.

@@ -55,11 +55,27 @@ func TestCheckAmountKnowsTheSmallestStep(t *testing.T) {
 		currency string
 		ok       bool
 	}{
-		{0, "usd", true}, {-1, "usd", false}, {MaxAmountCents, "usd", true}, {MaxAmountCents + 1, "usd", false},
-		{math.MinInt64, "usd", false}, {math.MaxInt64, "usd", false},
-		{5120, "KWD", true}, {5124, "kwd", false}, {10, "tnd", true}, {1, "bhd", false}, {15, "jod", false}, {11, "omr", false},
-		{500, "isk", true}, {550, "isk", false}, {500, "ugx", true}, {501, "ugx", false}, {0, "isk", true},
-		{1, "jpy", true}, {1, "huf", true}, {1, "zzz", false}, {1, "", false},
+		{0, "usd", true},
+		{-1, "usd", false},
+		{MaxAmountCents, "usd", true},
+		{MaxAmountCents + 1, "usd", false},
+		{math.MinInt64, "usd", false},
+		{math.MaxInt64, "usd", false},
+		{5120, "KWD", true},
+		{5124, "kwd", false},
+		{10, "tnd", true},
+		{1, "bhd", false},
+		{15, "jod", false},
+		{11, "omr", false},
+		{500, "isk", true},
+		{550, "isk", false},
+		{500, "ugx", true},
+		{501, "ugx", false},
+		{0, "isk", true},
+		{1, "jpy", true},
+		{1, "huf", true},
+		{1, "zzz", false},
+		{1, "", false},
 	} {
 		require.Equal(t, c.ok, CheckAmount(c.minor, c.currency) == nil, "%d %s", c.minor, c.currency)
 	}
@@ -72,9 +88,19 @@ func TestCapRoundsUpAndNeverThroughBinaryFractions(t *testing.T) {
 		headroom string
 		want     int64
 	}{
-		{1250000, "10%", 1375000}, {1250000, "10", 1375000}, {1, "10%", 2}, {10, "10%", 11}, {11, "10%", 13},
-		{0, "10%", 0}, {1000, "12.5%", 1125}, {1001, "12.5%", 1127}, {100, "0", 100}, {100, "0.0001%", 101},
-		{70, "10%", 77}, {110, "10", 121}, {100, "1000%", 1100},
+		{1250000, "10%", 1375000},
+		{1250000, "10", 1375000},
+		{1, "10%", 2},
+		{10, "10%", 11},
+		{11, "10%", 13},
+		{0, "10%", 0},
+		{1000, "12.5%", 1125},
+		{1001, "12.5%", 1127},
+		{100, "0", 100},
+		{100, "0.0001%", 101},
+		{70, "10%", 77},
+		{110, "10", 121},
+		{100, "1000%", 1100},
 		{9007199254740993, "0%", 9007199254740993},
 	} {
 		got, err := Cap(c.expected, c.headroom)
@@ -134,8 +160,15 @@ func TestFormatAmount(t *testing.T) {
 		currency string
 		want     string
 	}{
-		{1250000, "usd", "12500.00"}, {5, "usd", "0.05"}, {0, "usd", "0.00"}, {-5, "usd", "-0.05"}, {500, "jpy", "500"},
-		{-1, "jpy", "-1"}, {5120, "kwd", "5.120"}, {500, "isk", "5.00"}, {math.MinInt64, "usd", "-92233720368547758.08"},
+		{1250000, "usd", "12500.00"},
+		{5, "usd", "0.05"},
+		{0, "usd", "0.00"},
+		{-5, "usd", "-0.05"},
+		{500, "jpy", "500"},
+		{-1, "jpy", "-1"},
+		{5120, "kwd", "5.120"},
+		{500, "isk", "5.00"},
+		{math.MinInt64, "usd", "-92233720368547758.08"},
 	} {
 		require.Equal(t, c.want, FormatAmount(c.minor, c.currency))
 	}
@@ -147,8 +180,13 @@ func TestParseAmountNeverRoundsOrGuesses(t *testing.T) {
 		text, currency string
 		want           int64
 	}{
-		{"12500.00", "usd", 1250000}, {"12500", "USD", 1250000}, {"12500.5", "usd", 1250050}, {"500", "jpy", 500},
-		{"5.12", "kwd", 5120}, {"0", "usd", 0}, {"92233720368547758.07", "usd", math.MaxInt64},
+		{"12500.00", "usd", 1250000},
+		{"12500", "USD", 1250000},
+		{"12500.5", "usd", 1250050},
+		{"500", "jpy", 500},
+		{"5.12", "kwd", 5120},
+		{"0", "usd", 0},
+		{"92233720368547758.07", "usd", math.MaxInt64},
 	} {
 		got, err := ParseAmount(c.text, c.currency)
 		require.NoError(t, err, c.text)

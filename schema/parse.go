@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"strings"
+	"sync"
 )
 
 // Parse takes one delivered body apart into its objects, in their order, at least one. Each object
@@ -14,7 +15,15 @@ import (
 // mode and give no field its value. The objects' Raw share memory with body, which must not be
 // changed while they are in use. Parse is safe for concurrent use.
 func (p *Parser) Parse(body []byte, attrs map[string]string) []Object {
-	r := reading{p: p, binary: isBinaryCloudEvent(attrs)}
+	s, _ := p.scanners.Get().(*scanner)
+	if s == nil {
+		s = &scanner{}
+	}
+	defer func() {
+		s.reset(nil) // the pool must not keep the body alive
+		p.scanners.Put(s)
+	}()
+	r := reading{p: p, s: s, binary: isBinaryCloudEvent(attrs)}
 	if len(body) > p.maxBodyBytes {
 		r.refuse(body, faultf(FaultBodyTooLarge, "the body has %d bytes, at most %d are read: split it", len(body), p.maxBodyBytes))
 		return r.objects
@@ -39,6 +48,7 @@ type Parser struct {
 	mapped       bool
 	maxBodyBytes int
 	maxObjects   int
+	scanners     sync.Pool // of *scanner
 }
 
 // ParserConfig is what a Parser needs to know.
@@ -100,6 +110,7 @@ func (p *Parser) Namespace() string {
 // reading is the parse of one body.
 type reading struct {
 	p       *Parser
+	s       *scanner
 	objects []Object
 	binary  bool // the broker's properties say: CloudEvent in binary mode
 	wrapped bool // inside the data of a structured CloudEvent
@@ -189,22 +200,22 @@ func (r *reading) value(text []byte) {
 		r.refuse(text, notAnObjectFault(text))
 		return
 	}
-	m, err := readMembers(text)
-	if err != nil {
+	var m members
+	if err := r.s.readMembers(&m, text); err != nil {
 		// A bad element inside a CloudEvent's data must not take the others along: read the envelope
 		// alone, the elements are read strictly one by one later.
-		if m, ok := r.tolerantEnvelope(text); ok {
-			r.envelope(text, m)
+		if r.tolerantEnvelope(&m, text) {
+			r.envelope(text, &m)
 			return
 		}
 		r.refuse(text, brokenFault(text, err))
 		return
 	}
 	if m.isEnvelope() && !r.p.mapped {
-		r.envelope(text, m)
+		r.envelope(text, &m)
 		return
 	}
-	event, fault := r.event(text, m)
+	event, fault := r.event(text, &m)
 	r.objects = append(r.objects, Object{Index: len(r.objects), Raw: text, Event: event, Fault: fault})
 }
 
@@ -225,19 +236,16 @@ func (r *reading) envelope(text []byte, m *members) {
 	}
 }
 
-func (r *reading) tolerantEnvelope(text []byte) (*members, bool) {
+func (r *reading) tolerantEnvelope(m *members, text []byte) bool {
 	if r.p.mapped || r.wrapped {
-		return nil, false
+		return false
 	}
-	m, err := readMembers(text, tolerant()...)
-	if err != nil || !m.isEnvelope() || m.data == nil {
-		return nil, false
+	if err := r.s.readMembers(m, text, tolerant()...); err != nil || !m.isEnvelope() || m.data == nil {
+		return false
 	}
 	// Data in a string is out: unquoting would replace its bad bytes and so make another customer.
-	if kind := m.data[0]; (kind != '{' && kind != '[') || !onlyDataIsBad(text) {
-		return nil, false
-	}
-	return m, true
+	kind := m.data[0]
+	return (kind == '{' || kind == '[') && r.s.onlyDataIsBad(text)
 }
 
 func (r *reading) refuse(raw []byte, fault *Fault) {

@@ -3,11 +3,11 @@ package schema
 import (
 	"bytes"
 	"fmt"
+	"io/fs"
 	"os"
-	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -148,6 +148,32 @@ func TestFaultKeepsForeignContentOut(t *testing.T) {
 	}
 }
 
+func TestParserForgetsTheBodyBefore(t *testing.T) {
+	t.Parallel()
+	cfg := ParserConfig{Namespace: "n"}
+	shared, err := NewParser(cfg)
+	require.NoError(t, err)
+	vectors := readVectors(t)
+	var group sync.WaitGroup
+	results := make([][][]Object, 4)
+	for i := range results {
+		group.Go(func() {
+			for _, v := range vectors {
+				results[i] = append(results[i], shared.Parse(v.body, v.attrs))
+			}
+		})
+	}
+	group.Wait()
+	for i, v := range vectors {
+		fresh, err := NewParser(cfg)
+		require.NoError(t, err)
+		want := fresh.Parse(v.body, v.attrs)
+		for _, result := range results {
+			require.Equal(t, want, result[i], v.name)
+		}
+	}
+}
+
 func TestNewParserRefusesBadConfiguration(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range map[string]ParserConfig{
@@ -215,24 +241,24 @@ func verdictLine(tb testing.TB, object Object) string {
 
 func readVectors(tb testing.TB) []vector {
 	tb.Helper()
-	paths, err := filepath.Glob("testdata/events/*.txt")
+	dir := os.DirFS("testdata/events")
+	paths, err := fs.Glob(dir, "*.txt")
 	require.NoError(tb, err)
 	require.NotEmpty(tb, paths)
-	slices.Sort(paths)
 	vectors := make([]vector, 0, len(paths))
 	for _, path := range paths {
-		vectors = append(vectors, readVector(tb, path))
+		vectors = append(vectors, readVector(tb, dir, path))
 	}
 	return vectors
 }
 
-func readVector(tb testing.TB, path string) vector {
+func readVector(tb testing.TB, dir fs.FS, path string) vector {
 	tb.Helper()
-	text, err := os.ReadFile(path)
+	text, err := fs.ReadFile(dir, path)
 	require.NoError(tb, err)
 	header, body, found := strings.Cut(string(text), "\n---\n")
 	require.True(tb, found, "%s has no line of three dashes", path)
-	v := vector{name: strings.TrimSuffix(filepath.Base(path), ".txt"), cfg: ParserConfig{Namespace: "n"}, attrs: map[string]string{}}
+	v := vector{name: strings.TrimSuffix(path, ".txt"), cfg: ParserConfig{Namespace: "n"}, attrs: map[string]string{}}
 	body = strings.TrimSuffix(body, "\n")
 	var mapping []string
 	for line := range strings.SplitSeq(header, "\n") {

@@ -16,16 +16,13 @@ const (
 	StatusParked       Status = "parked"        // a person must decide
 )
 
-// statusNone is where an intent comes from that is just being recorded.
-const statusNone Status = ""
-
 // moves is the whole life of an intent; what is not in it does not happen. The database holds the
-// same table as a constraint.
+// same table as a constraint. An intent that is just being recorded comes from the empty status.
 //
 // Every status that is not final can become charged: a validated success is a fact about money and
 // is recorded whatever the intent's status says by then.
 var moves = map[Status][]Status{
-	statusNone:         {StatusPending, StatusNothingDue},
+	"":                 {StatusPending, StatusNothingDue},
 	StatusPending:      {StatusCharging, StatusVoided, StatusParked, StatusCharged},
 	StatusNothingDue:   {StatusPending, StatusCharged},
 	StatusCharging:     {StatusCharged, StatusCardDeclined, StatusParked, StatusPending},
