@@ -284,11 +284,11 @@ func (f *failure) fill(a *Answer) {
 }
 
 func (a Answer) failureError() error {
-	text := string(a.Op) + ": http status " + strconv.Itoa(a.HTTPStatus)
+	words := []string{string(a.Op) + ": http status " + strconv.Itoa(a.HTTPStatus)}
 	for _, word := range []string{a.ErrorType, a.ErrorCode, a.DeclineCode, a.RequestID} {
 		if word != "" {
-			text += " " + word
+			words = append(words, word)
 		}
 	}
-	return errors.New(text + ": " + a.Message)
+	return errors.New(strings.Join(words, " ") + ": " + a.Message)
 }
