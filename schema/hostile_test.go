@@ -25,6 +25,7 @@ func BenchmarkParseHostile(b *testing.B) {
 		"repeated keys":         "{" + fill(`"a":1,`),
 		"unknown keys":          `{"a":[` + fill(`{"customer_ie":1},`),
 		"envelopes in array":    "[" + fill(`{"specversion":"1.0","data":[{"a":1,"a":2}]},`),
+		"empty arrays on lines": fill("[]\n"),
 		"quotes":                fill(`"`),
 		"surrogates":            `{"a":"` + fill(`\ud800`),
 		"not UTF-8":             "[" + fill("\"\xff\","),

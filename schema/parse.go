@@ -160,8 +160,19 @@ func (r *reading) array(text []byte) {
 	if empty {
 		r.refuse(text, faultf(FaultEmptyArray, "the array has no elements: send nothing when there is nothing to bill"))
 	}
-	if rest := bytes.Trim(text[d.InputOffset():], jsonSpace); len(rest) > 0 {
-		r.refuse(rest, faultf(FaultTrailingData, "%d bytes follow the end of the array: a body has one array", len(rest)))
+	r.afterArray(text[d.InputOffset():])
+}
+
+// afterArray reads what stands on further lines behind an array as if it had come alone: lines whose
+// first one is a stray array must not be lost with it. On the array's own line nothing may follow.
+func (r *reading) afterArray(rest []byte) {
+	content := bytes.Trim(rest, jsonSpace)
+	switch before, _, _ := bytes.Cut(rest, content); {
+	case len(content) == 0 || r.full(content):
+	case bytes.IndexByte(before, '\n') >= 0:
+		r.body(content)
+	default:
+		r.refuse(content, faultf(FaultTrailingData, "%d bytes follow the array on its line: a body has one array", len(content)))
 	}
 }
 

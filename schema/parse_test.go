@@ -127,7 +127,7 @@ func TestFaultKeepsForeignContentOut(t *testing.T) {
 	t.Parallel()
 	p, err := NewParser(ParserConfig{Namespace: "n"})
 	require.NoError(t, err)
-	const secret = "jane-roe-4242"
+	const secret = "secret-4242"
 	bodies := []string{
 		`{"email":"` + secret + `","customer_id":"cus_1"}`,
 		`{"email":"` + secret + `","email":"` + secret + `"}`,
