@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -307,8 +308,9 @@ func refusedConnection(t *testing.T, api API) (Answer, int64) {
 func untrustedCertificate(t *testing.T, api API) (Answer, int64) {
 	t.Helper()
 	calls := int64(0)
-	server := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { calls++ }))
-	server.Config.ErrorLog = nil
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { calls++ }))
+	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError) // it tells of each failed handshake
+	server.StartTLS()
 	defer server.Close()
 	client := newTestClient(t, Config{URL: server.URL, Key: testKey})
 	return client.Create(t.Context(), testRequest(t, api, "cus_1"), soon()), calls
