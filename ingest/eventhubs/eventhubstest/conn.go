@@ -94,15 +94,20 @@ func (c *conn) drop() {
 	})
 }
 
-// forget takes the connection and all its links out of the server.
-func (c *conn) forget() {
+// cut drops the connection and takes it and all its links out of the server; called with Server.mu held.
+func (c *conn) cut() {
 	c.drop()
-	c.server.mu.Lock()
-	defer c.server.mu.Unlock()
 	for _, sess := range c.sessions {
 		sess.end()
 	}
+	clear(c.sessions)
 	delete(c.server.conns, c)
+}
+
+func (c *conn) forget() {
+	c.server.mu.Lock()
+	defer c.server.mu.Unlock()
+	c.cut()
 }
 
 func isGone(err error) bool {

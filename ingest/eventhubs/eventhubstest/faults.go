@@ -21,7 +21,8 @@ var (
 )
 
 // Hooks decide on each operation; nil ones let it pass. All but Mutate run without the server's lock and may call its
-// methods (not Close). An *amqp.Error goes to the client as it is, another error as amqp:internal-error.
+// methods (not Close); one that blocks holds up its connection, and Close. An *amqp.Error goes to the client as it is,
+// another error as amqp:internal-error. OnAttach sees the links to $cbs and $management too: their Hub is empty.
 type Hooks struct {
 	OnConnect    func(remote string) error
 	OnAttach     func(Attach) error
@@ -55,7 +56,7 @@ func (s *Server) DropConnections() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c := range s.conns {
-		c.drop()
+		c.cut() // at once, so that who comes back does not meet its own old links
 	}
 }
 

@@ -316,3 +316,41 @@ func TestDrainIsIgnored(t *testing.T) {
 	require.Nil(t, r.Prefetched(), "the credit of before the drain is used up")
 	require.EqualValues(t, 3, s.Counters().Deliveries)
 }
+
+func TestIdleClientIsNotKeptAlive(t *testing.T) {
+	t.Parallel()
+	s := start(t, eventhubstest.Config{})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	client, err := amqp.Dial(ctx, "amqp://"+s.Addr(), &amqp.ConnOptions{
+		SASLType: amqp.SASLTypeAnonymous(), IdleTimeout: 400 * time.Millisecond,
+	})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, client.Close()) }()
+	session, err := client.NewSession(ctx, nil)
+	require.NoError(t, err)
+	r, err := session.NewReceiver(ctx, hubName+"/ConsumerGroups/$default/Partitions/0", nil)
+	require.NoError(t, err)
+	quiet, stop := context.WithTimeout(ctx, 1500*time.Millisecond)
+	defer stop()
+	_, err = r.Receive(quiet, nil)
+	require.ErrorIs(t, err, context.DeadlineExceeded, "the connection outlives several idle time-outs")
+	publish(t, s, "0", 1)
+	_, err = r.Receive(ctx, nil)
+	require.NoError(t, err)
+}
+
+func TestManyPlainReceiversShareAPartition(t *testing.T) {
+	t.Parallel()
+	s := start(t, eventhubstest.Config{Hubs: []eventhubstest.Hub{{Name: hubName, Partitions: 1, ConsumerGroups: []string{"other"}}}})
+	publish(t, s, "0", 1)
+	c := consumer(t, s, "$default")
+	for range 5 {
+		require.Len(t, receive(t, receiver(t, c, "0", earliest()), 1), 1)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err := receiver(t, c, "0", earliest()).ReceiveEvents(ctx, 1, nil)
+	requireCondition(t, err, amqp.ErrCondResourceLimitExceeded, "which is 5")
+	require.Len(t, receive(t, receiver(t, consumer(t, s, "other"), "0", earliest()), 1), 1)
+}

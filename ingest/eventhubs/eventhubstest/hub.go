@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"maps"
+	"sort"
 	"strconv"
 	"strings"
 	"time"
@@ -116,6 +117,9 @@ func (p *partition) append(in incoming, now time.Time) (stored, error) {
 		sequence: p.first + int64(len(p.events)), offset: p.offset,
 		enqueued: now.UTC().Truncate(time.Millisecond), incoming: in,
 	}
+	if e.enqueued.Before(p.last.enqueued) {
+		e.enqueued = p.last.enqueued // a clock that is set back must not disorder the log
+	}
 	section, err := (&amqp.Message{Annotations: e.annotationMap()}).MarshalBinary()
 	if err != nil {
 		return stored{}, fmt.Errorf("encode annotations of event %d: %w", e.sequence, err)
@@ -193,9 +197,9 @@ func (p *partition) position(selector string) (int64, error) {
 	case annotationOffset:
 		return p.positionByOffset(n, least)
 	case annotationSequence:
-		if last := p.end() - 1; n > last && n > 0 {
+		if least > p.end() {
 			return 0, amqpError("com.microsoft:argument-error",
-				"The supplied sequence number '%d' is invalid. The last sequence number in the system is '%d'", n, last)
+				"The supplied sequence number '%d' is invalid. The last sequence number in the system is '%d'", n, p.end()-1)
 		}
 		return max(least, p.first), nil
 	case annotationEnqueued:
@@ -213,14 +217,9 @@ func (p *partition) positionByOffset(supplied, least int64) (int64, error) {
 	return p.find(func(e *stored) bool { return e.offset >= least }), nil
 }
 
-// find returns the sequence number of the first event that matches, or the end.
+// find returns the sequence number of the first event that matches, as all after it do, or the end.
 func (p *partition) find(match func(*stored) bool) int64 {
-	for i := range p.events {
-		if match(&p.events[i]) {
-			return p.events[i].sequence
-		}
-	}
-	return p.end()
+	return p.first + int64(sort.Search(len(p.events), func(i int) bool { return match(&p.events[i]) }))
 }
 
 // view decodes a stored event for the ledger.

@@ -136,6 +136,11 @@ func TestPositionBeyondTheEndIsTaken(t *testing.T) {
 		cancel()
 		require.ErrorContains(t, err, "is invalid. The last")
 	}
+	pc := receiver(t, consumer(t, s, "$default"), "1", azeventhubs.PartitionClientOptions{StartPosition: azeventhubs.StartPosition{SequenceNumber: new(int64(0))}})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err := pc.ReceiveEvents(ctx, 1, nil)
+	require.ErrorContains(t, err, "The last sequence number in the system is '-1'")
 }
 
 func TestOlderReceiverSurvivesANewEpoch(t *testing.T) {

@@ -38,6 +38,7 @@ func Start(cfg Config) (*Server, error) {
 
 // Limits and intervals of the server.
 const (
+	maxConnections    = 1000
 	maxPartitions     = 1024
 	maxChannel        = 4095             // sessions per connection, less one
 	maxHandle         = 1023             // links per session, less one
@@ -49,7 +50,8 @@ const (
 	maxPlainReceivers = 5                // receivers without epoch per group and partition, as in the service
 	keepAlive         = 10 * time.Second // silence after which an empty frame goes out; clients give up after 30 s or more
 	idleTimeout       = 60 * time.Second // announced in our open; twice this without a frame ends the connection
-	handshakeTimeout  = 30 * time.Second // for each read and write before the first frame
+	handshakeTimeout  = 30 * time.Second // for everything before the first frame
+	acceptPause       = 50 * time.Millisecond
 	batchFormat       = 0x80013700
 )
 
@@ -179,20 +181,24 @@ func (s *Server) accept() {
 		}
 		if err != nil {
 			s.cfg.Logger.Warn("accept failed", slog.Any("error", err))
+			<-time.After(acceptPause) // out of file descriptors, most likely
 			continue
 		}
-		c := newConn(s, nc)
-		s.mu.Lock()
-		if s.closed {
-			s.mu.Unlock()
-			_ = nc.Close()
-			return
-		}
-		s.conns[c] = true
-		s.counters.Accepted++
-		s.running.Go(c.read)
-		s.mu.Unlock()
+		s.admit(nc)
 	}
+}
+
+func (s *Server) admit(nc net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || len(s.conns) >= maxConnections {
+		_ = nc.Close()
+		return
+	}
+	c := newConn(s, nc)
+	s.conns[c] = true
+	s.counters.Accepted++
+	s.running.Go(c.read)
 }
 
 // Counters returns a copy.
