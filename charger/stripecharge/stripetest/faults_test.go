@@ -104,7 +104,7 @@ func TestEveryFaultThroughTheRealClient(t *testing.T) {
 				require.Equal(t, c.fault.Reason, e.LastResponse.Header.Get("Stripe-Rate-Limited-Reason"))
 			default:
 				require.Error(t, err)
-				require.False(t, errors.As(err, &e), "stripe-go cannot read an intermediary's answer")
+				require.NotErrorAs(t, err, &e, "stripe-go cannot read an intermediary's answer")
 				require.ErrorContains(t, err, c.text)
 			}
 			require.Len(t, b.Charges(), c.effects)

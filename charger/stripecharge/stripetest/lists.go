@@ -2,6 +2,7 @@ package stripetest
 
 import (
 	"net/http"
+	"slices"
 	"strconv"
 )
 
@@ -47,8 +48,7 @@ func page[T any, P interface {
 		}
 		before = P(last).place()
 	}
-	for i := len(objects) - 1; i >= 0; i-- {
-		object := objects[i]
+	for _, object := range slices.Backward(objects) {
 		if before >= 0 && P(object).place() >= before || !admit(object) || !admitted(bounds, createdOf(object)) {
 			continue
 		}

@@ -10,18 +10,11 @@ import (
 // run is the API itself: one endpoint, no idempotency, no faults. The caller holds s.mu.
 func (s *Server) run(c *call, at time.Time) answer {
 	parts := strings.Split(strings.Trim(c.path, "/"), "/")
-	route := c.method
-	for i, part := range parts {
-		if i == 2 {
-			part = "{id}"
-		}
-		route += "/" + part
-	}
 	id := ""
 	if len(parts) > 2 {
-		id = parts[2]
+		id, parts[2] = parts[2], "{id}"
 	}
-	switch route {
+	switch c.method + "/" + strings.Join(parts, "/") {
 	case "POST/v1/charges":
 		return s.createCharge(c, at)
 	case "GET/v1/charges":
