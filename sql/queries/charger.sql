@@ -129,13 +129,15 @@ FROM ROWS FROM (unnest(@ids::bigint[]), unnest(@job_ids::bigint[])) AS t(id, job
 WHERE i.id = t.id AND i.status = 'pending' AND i.river_job_id IS NULL;
 
 -- name: IntentListJobless :many
--- In flight, but its job is gone, cancelled, discarded or completed, and no lease is alive: somebody must take it up.
+-- In flight, but its job is gone, cancelled, discarded or completed, or runs longer than any job may (its process is dead),
+-- and no lease is alive: somebody must take it up.
 SELECT i.id, i.customer_id, i.idempotency_key, i.status, i.redispatches, i.river_job_id, coalesce(j.state::text, 'deleted')::text AS job_state
 FROM billing.intents i
 LEFT JOIN river.river_job j ON j.id = i.river_job_id
 WHERE i.run_id = @run_id
   AND (i.status = 'charging' OR (i.status = 'pending' AND i.river_job_id IS NOT NULL))
-  AND (j.id IS NULL OR j.state IN ('cancelled', 'discarded', 'completed'))
+  AND (j.id IS NULL OR j.state IN ('cancelled', 'discarded', 'completed')
+       OR (j.state = 'running' AND j.attempted_at < clock_timestamp() - (@dead_after_seconds::double precision) * interval '1 second'))
   AND (i.lease_until IS NULL OR i.lease_until < clock_timestamp())
 ORDER BY i.id
 LIMIT @max_rows;
@@ -153,7 +155,7 @@ WHERE id = @id AND status IN ('pending', 'charging') AND river_job_id IS NOT DIS
 -- name: IntentForWork :one
 -- Everything that decides an intent's next step, read at once.
 SELECT i.id, i.namespace, i.customer_id, i.billing_period, i.idempotency_key AS intent_key, i.stripe_customer_id, i.amount_cents, i.currency,
-       i.payment_method, i.description, i.status, i.status_reason, i.key_generation, i.run_id, i.claim_number, i.river_job_id,
+       i.payment_method, i.description, i.status, i.status_reason, i.status_detail, i.key_generation, i.run_id, i.claim_number, i.river_job_id,
        i.charge_id,
        coalesce(i.lease_until > clock_timestamp(), false)::boolean AS lease_alive,
        coalesce(extract(epoch FROM i.lease_until - clock_timestamp()), 0)::double precision AS lease_seconds_left,
@@ -168,6 +170,7 @@ SELECT i.id, i.namespace, i.customer_id, i.billing_period, i.idempotency_key AS 
        q.body AS frozen_body,
        coalesce(q.api_version, '')::text AS frozen_api_version,
        coalesce(q.stripe_account, '')::text AS frozen_account,
+       q.livemode AS frozen_livemode,
        coalesce(q.customer, '')::text AS frozen_customer,
        coalesce(q.amount_cents, 0)::bigint AS frozen_amount_cents,
        coalesce(q.currency, '')::text AS frozen_currency,
@@ -175,11 +178,17 @@ SELECT i.id, i.namespace, i.customer_id, i.billing_period, i.idempotency_key AS 
        coalesce(q.object_id, '')::text AS object_id,
        coalesce(q.saw_server_error, false)::boolean AS saw_server_error,
        coalesce(q.decline_code, '')::text AS decline_code,
+       coalesce(q.advice_code, '')::text AS advice_code,
        coalesce(q.first_sent_at, clock_timestamp())::timestamptz AS first_sent_at,
        coalesce(extract(epoch FROM clock_timestamp() - q.first_sent_at), 0)::double precision AS seconds_since_first_send,
        a.unresolved, a.creates, a.look_ups,
+       coalesce(a.saw_idempotency_error, false)::boolean AS saw_idempotency_error,
+       coalesce(a.saw_mismatch, false)::boolean AS saw_mismatch,
        coalesce(a.seconds_since_last_create, 0)::double precision AS seconds_since_last_create,
        coalesce(a.seconds_since_last_look_up, 0)::double precision AS seconds_since_last_look_up,
+       coalesce(a.seconds_since_absent, -1)::double precision AS seconds_since_absent,
+       coalesce(a.seconds_since_last_read, -1)::double precision AS seconds_since_last_read,
+       coalesce(a.seconds_since_last_cancel, -1)::double precision AS seconds_since_last_cancel,
        coalesce(a.seconds_since_doubt, 0)::double precision AS seconds_since_doubt,
        coalesce(a.other_lease_alive, false)::boolean AS other_lease_alive,
        clock_timestamp()::timestamptz AS database_now
@@ -191,8 +200,16 @@ CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE c.operation = 'create' AND c.resolved_at IS NULL) AS unresolved,
            count(*) FILTER (WHERE c.operation = 'create') AS creates,
            count(*) FILTER (WHERE c.operation = 'look_up' AND c.result IS NOT NULL) AS look_ups,
+           bool_or(c.operation = 'create' AND c.result = 'idempotency_error') AS saw_idempotency_error,
+           bool_or(c.operation = 'create' AND c.result = 'mismatch') AS saw_mismatch,
            extract(epoch FROM clock_timestamp() - max(c.started_at) FILTER (WHERE c.operation = 'create')) AS seconds_since_last_create,
            extract(epoch FROM clock_timestamp() - max(c.finished_at) FILTER (WHERE c.operation = 'look_up')) AS seconds_since_last_look_up,
+           -- Absence counts only when the listing began after every create's lease had ended.
+           extract(epoch FROM clock_timestamp() - max(c.finished_at) FILTER (WHERE c.operation = 'look_up' AND c.result = 'absent'
+               AND c.started_at > (SELECT max(l.lease_until) FROM billing.charge_attempts l
+                                   WHERE l.intent_id = i.id AND l.operation = 'create'))) AS seconds_since_absent,
+           extract(epoch FROM clock_timestamp() - max(c.finished_at) FILTER (WHERE c.operation = 'read')) AS seconds_since_last_read,
+           extract(epoch FROM clock_timestamp() - max(c.finished_at) FILTER (WHERE c.operation = 'cancel')) AS seconds_since_last_cancel,
            extract(epoch FROM clock_timestamp() - min(c.started_at) FILTER (WHERE c.operation = 'create' AND c.resolved_at IS NULL)) AS seconds_since_doubt,
            bool_or(c.finished_at IS NULL AND c.lease_until > clock_timestamp()) AS other_lease_alive
     FROM billing.charge_attempts c WHERE c.intent_id = i.id AND c.key_generation = i.key_generation) a
@@ -244,7 +261,7 @@ RETURNING id AS attempt_id, claim_number, run_resume_count, started_at, lease_un
 -- held tells whether it did.
 WITH attempt AS (
     UPDATE billing.charge_attempts a SET
-        finished_at = clock_timestamp(), result = @result, http_status = sqlc.narg(http_status), request_id = nullif(@request_id::text, ''),
+        finished_at = clock_timestamp(), lease_until = least(a.lease_until, clock_timestamp()), result = @result, http_status = sqlc.narg(http_status), request_id = nullif(@request_id::text, ''),
         replayed = @replayed, error_type = nullif(@error_type::text, ''), error_code = nullif(@error_code::text, ''),
         decline_code = nullif(@decline_code::text, ''), object_id = nullif(@object_id::text, ''), detail = nullif(@detail::text, ''),
         resolved_at = CASE WHEN @resolution::text = '' THEN NULL ELSE clock_timestamp() END,
@@ -371,8 +388,19 @@ WHERE run_id = @run_id AND state = 'issuing' AND lease_until < clock_timestamp()
 -- name: RunChargedCents :one
 SELECT coalesce(sum(amount_cents), 0)::bigint FROM billing.intents WHERE run_id = @run_id AND status = 'charged';
 
--- name: IntentListForOperators :many
-SELECT id, namespace, billing_period, customer_id, amount_cents, currency, status, status_reason, status_detail, charge_id, in_doubt, first_sent_at
-FROM finance.intents
-WHERE namespace = @namespace AND billing_period = @billing_period AND status = ANY(@statuses::text[])
-ORDER BY id LIMIT @max_rows;
+-- name: NamespacePeriodFormat :one
+SELECT period_format FROM billing.namespaces WHERE namespace = @namespace;
+
+-- name: NamespaceList :many
+SELECT namespace FROM billing.namespaces ORDER BY namespace;
+
+-- name: IntentCountStuck :many
+SELECT status, status_reason, count(*) AS intents FROM billing.intents
+WHERE status = 'charging' OR (status = 'pending' AND river_job_id IS NOT NULL) OR status = 'parked'
+GROUP BY status, status_reason;
+
+-- name: DoubtSummary :one
+SELECT count(DISTINCT intent_id) AS intents,
+       coalesce(extract(epoch FROM clock_timestamp() - min(started_at)), 0)::double precision AS oldest_seconds
+FROM billing.charge_attempts
+WHERE operation = 'create' AND resolved_at IS NULL AND (finished_at IS NOT NULL OR lease_until < clock_timestamp());

@@ -78,6 +78,25 @@ func (q *Queries) ChargingSwitchSet(ctx context.Context, db DBTX, arg ChargingSw
 	return err
 }
 
+const doubtSummary = `-- name: DoubtSummary :one
+SELECT count(DISTINCT intent_id) AS intents,
+       coalesce(extract(epoch FROM clock_timestamp() - min(started_at)), 0)::double precision AS oldest_seconds
+FROM billing.charge_attempts
+WHERE operation = 'create' AND resolved_at IS NULL AND (finished_at IS NOT NULL OR lease_until < clock_timestamp())
+`
+
+type DoubtSummaryRow struct {
+	Intents       int64
+	OldestSeconds float64
+}
+
+func (q *Queries) DoubtSummary(ctx context.Context, db DBTX) (DoubtSummaryRow, error) {
+	row := db.QueryRow(ctx, doubtSummary)
+	var i DoubtSummaryRow
+	err := row.Scan(&i.Intents, &i.OldestSeconds)
+	return i, err
+}
+
 const intentClaim = `-- name: IntentClaim :one
 WITH may AS (
     SELECT i.id, i.key_generation, i.claim_number, r.resume_count
@@ -197,6 +216,38 @@ func (q *Queries) IntentCountInFlight(ctx context.Context, db DBTX, runID *int64
 	return count, err
 }
 
+const intentCountStuck = `-- name: IntentCountStuck :many
+SELECT status, status_reason, count(*) AS intents FROM billing.intents
+WHERE status = 'charging' OR (status = 'pending' AND river_job_id IS NOT NULL) OR status = 'parked'
+GROUP BY status, status_reason
+`
+
+type IntentCountStuckRow struct {
+	Status       string
+	StatusReason string
+	Intents      int64
+}
+
+func (q *Queries) IntentCountStuck(ctx context.Context, db DBTX) ([]IntentCountStuckRow, error) {
+	rows, err := db.Query(ctx, intentCountStuck)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []IntentCountStuckRow
+	for rows.Next() {
+		var i IntentCountStuckRow
+		if err := rows.Scan(&i.Status, &i.StatusReason, &i.Intents); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const intentDispatchMany = `-- name: IntentDispatchMany :execrows
 UPDATE billing.intents i SET
     run_id = $1,
@@ -233,7 +284,7 @@ func (q *Queries) IntentDispatchMany(ctx context.Context, db DBTX, arg IntentDis
 const intentFinish = `-- name: IntentFinish :one
 WITH attempt AS (
     UPDATE billing.charge_attempts a SET
-        finished_at = clock_timestamp(), result = $1, http_status = $2, request_id = nullif($3::text, ''),
+        finished_at = clock_timestamp(), lease_until = least(a.lease_until, clock_timestamp()), result = $1, http_status = $2, request_id = nullif($3::text, ''),
         replayed = $4, error_type = nullif($5::text, ''), error_code = nullif($6::text, ''),
         decline_code = nullif($7::text, ''), object_id = nullif($8::text, ''), detail = nullif($9::text, ''),
         resolved_at = CASE WHEN $10::text = '' THEN NULL ELSE clock_timestamp() END,
@@ -370,7 +421,7 @@ func (q *Queries) IntentFinishLate(ctx context.Context, db DBTX, arg IntentFinis
 
 const intentForWork = `-- name: IntentForWork :one
 SELECT i.id, i.namespace, i.customer_id, i.billing_period, i.idempotency_key AS intent_key, i.stripe_customer_id, i.amount_cents, i.currency,
-       i.payment_method, i.description, i.status, i.status_reason, i.key_generation, i.run_id, i.claim_number, i.river_job_id,
+       i.payment_method, i.description, i.status, i.status_reason, i.status_detail, i.key_generation, i.run_id, i.claim_number, i.river_job_id,
        i.charge_id,
        coalesce(i.lease_until > clock_timestamp(), false)::boolean AS lease_alive,
        coalesce(extract(epoch FROM i.lease_until - clock_timestamp()), 0)::double precision AS lease_seconds_left,
@@ -385,6 +436,7 @@ SELECT i.id, i.namespace, i.customer_id, i.billing_period, i.idempotency_key AS 
        q.body AS frozen_body,
        coalesce(q.api_version, '')::text AS frozen_api_version,
        coalesce(q.stripe_account, '')::text AS frozen_account,
+       q.livemode AS frozen_livemode,
        coalesce(q.customer, '')::text AS frozen_customer,
        coalesce(q.amount_cents, 0)::bigint AS frozen_amount_cents,
        coalesce(q.currency, '')::text AS frozen_currency,
@@ -392,11 +444,17 @@ SELECT i.id, i.namespace, i.customer_id, i.billing_period, i.idempotency_key AS 
        coalesce(q.object_id, '')::text AS object_id,
        coalesce(q.saw_server_error, false)::boolean AS saw_server_error,
        coalesce(q.decline_code, '')::text AS decline_code,
+       coalesce(q.advice_code, '')::text AS advice_code,
        coalesce(q.first_sent_at, clock_timestamp())::timestamptz AS first_sent_at,
        coalesce(extract(epoch FROM clock_timestamp() - q.first_sent_at), 0)::double precision AS seconds_since_first_send,
        a.unresolved, a.creates, a.look_ups,
+       coalesce(a.saw_idempotency_error, false)::boolean AS saw_idempotency_error,
+       coalesce(a.saw_mismatch, false)::boolean AS saw_mismatch,
        coalesce(a.seconds_since_last_create, 0)::double precision AS seconds_since_last_create,
        coalesce(a.seconds_since_last_look_up, 0)::double precision AS seconds_since_last_look_up,
+       coalesce(a.seconds_since_absent, -1)::double precision AS seconds_since_absent,
+       coalesce(a.seconds_since_last_read, -1)::double precision AS seconds_since_last_read,
+       coalesce(a.seconds_since_last_cancel, -1)::double precision AS seconds_since_last_cancel,
        coalesce(a.seconds_since_doubt, 0)::double precision AS seconds_since_doubt,
        coalesce(a.other_lease_alive, false)::boolean AS other_lease_alive,
        clock_timestamp()::timestamptz AS database_now
@@ -408,8 +466,16 @@ CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE c.operation = 'create' AND c.resolved_at IS NULL) AS unresolved,
            count(*) FILTER (WHERE c.operation = 'create') AS creates,
            count(*) FILTER (WHERE c.operation = 'look_up' AND c.result IS NOT NULL) AS look_ups,
+           bool_or(c.operation = 'create' AND c.result = 'idempotency_error') AS saw_idempotency_error,
+           bool_or(c.operation = 'create' AND c.result = 'mismatch') AS saw_mismatch,
            extract(epoch FROM clock_timestamp() - max(c.started_at) FILTER (WHERE c.operation = 'create')) AS seconds_since_last_create,
            extract(epoch FROM clock_timestamp() - max(c.finished_at) FILTER (WHERE c.operation = 'look_up')) AS seconds_since_last_look_up,
+           -- Absence counts only when the listing began after every create's lease had ended.
+           extract(epoch FROM clock_timestamp() - max(c.finished_at) FILTER (WHERE c.operation = 'look_up' AND c.result = 'absent'
+               AND c.started_at > (SELECT max(l.lease_until) FROM billing.charge_attempts l
+                                   WHERE l.intent_id = i.id AND l.operation = 'create'))) AS seconds_since_absent,
+           extract(epoch FROM clock_timestamp() - max(c.finished_at) FILTER (WHERE c.operation = 'read')) AS seconds_since_last_read,
+           extract(epoch FROM clock_timestamp() - max(c.finished_at) FILTER (WHERE c.operation = 'cancel')) AS seconds_since_last_cancel,
            extract(epoch FROM clock_timestamp() - min(c.started_at) FILTER (WHERE c.operation = 'create' AND c.resolved_at IS NULL)) AS seconds_since_doubt,
            bool_or(c.finished_at IS NULL AND c.lease_until > clock_timestamp()) AS other_lease_alive
     FROM billing.charge_attempts c WHERE c.intent_id = i.id AND c.key_generation = i.key_generation) a
@@ -429,6 +495,7 @@ type IntentForWorkRow struct {
 	Description            *string
 	Status                 string
 	StatusReason           string
+	StatusDetail           *string
 	KeyGeneration          int32
 	RunID                  *int64
 	ClaimNumber            int32
@@ -448,6 +515,7 @@ type IntentForWorkRow struct {
 	FrozenBody             []byte
 	FrozenApiVersion       string
 	FrozenAccount          string
+	FrozenLivemode         *bool
 	FrozenCustomer         string
 	FrozenAmountCents      int64
 	FrozenCurrency         string
@@ -455,13 +523,19 @@ type IntentForWorkRow struct {
 	ObjectID               string
 	SawServerError         bool
 	DeclineCode            string
+	AdviceCode             string
 	FirstSentAt            time.Time
 	SecondsSinceFirstSend  float64
 	Unresolved             int64
 	Creates                int64
 	LookUps                int64
+	SawIdempotencyError    bool
+	SawMismatch            bool
 	SecondsSinceLastCreate float64
 	SecondsSinceLastLookUp float64
+	SecondsSinceAbsent     float64
+	SecondsSinceLastRead   float64
+	SecondsSinceLastCancel float64
 	SecondsSinceDoubt      float64
 	OtherLeaseAlive        bool
 	DatabaseNow            time.Time
@@ -484,6 +558,7 @@ func (q *Queries) IntentForWork(ctx context.Context, db DBTX, id int64) (IntentF
 		&i.Description,
 		&i.Status,
 		&i.StatusReason,
+		&i.StatusDetail,
 		&i.KeyGeneration,
 		&i.RunID,
 		&i.ClaimNumber,
@@ -503,6 +578,7 @@ func (q *Queries) IntentForWork(ctx context.Context, db DBTX, id int64) (IntentF
 		&i.FrozenBody,
 		&i.FrozenApiVersion,
 		&i.FrozenAccount,
+		&i.FrozenLivemode,
 		&i.FrozenCustomer,
 		&i.FrozenAmountCents,
 		&i.FrozenCurrency,
@@ -510,85 +586,24 @@ func (q *Queries) IntentForWork(ctx context.Context, db DBTX, id int64) (IntentF
 		&i.ObjectID,
 		&i.SawServerError,
 		&i.DeclineCode,
+		&i.AdviceCode,
 		&i.FirstSentAt,
 		&i.SecondsSinceFirstSend,
 		&i.Unresolved,
 		&i.Creates,
 		&i.LookUps,
+		&i.SawIdempotencyError,
+		&i.SawMismatch,
 		&i.SecondsSinceLastCreate,
 		&i.SecondsSinceLastLookUp,
+		&i.SecondsSinceAbsent,
+		&i.SecondsSinceLastRead,
+		&i.SecondsSinceLastCancel,
 		&i.SecondsSinceDoubt,
 		&i.OtherLeaseAlive,
 		&i.DatabaseNow,
 	)
 	return i, err
-}
-
-const intentListForOperators = `-- name: IntentListForOperators :many
-SELECT id, namespace, billing_period, customer_id, amount_cents, currency, status, status_reason, status_detail, charge_id, in_doubt, first_sent_at
-FROM finance.intents
-WHERE namespace = $1 AND billing_period = $2 AND status = ANY($3::text[])
-ORDER BY id LIMIT $4
-`
-
-type IntentListForOperatorsParams struct {
-	Namespace     string
-	BillingPeriod string
-	Statuses      []string
-	MaxRows       int32
-}
-
-type IntentListForOperatorsRow struct {
-	ID            int64
-	Namespace     string
-	BillingPeriod string
-	CustomerID    string
-	AmountCents   int64
-	Currency      string
-	Status        string
-	StatusReason  string
-	StatusDetail  *string
-	ChargeID      *string
-	InDoubt       bool
-	FirstSentAt   *time.Time
-}
-
-func (q *Queries) IntentListForOperators(ctx context.Context, db DBTX, arg IntentListForOperatorsParams) ([]IntentListForOperatorsRow, error) {
-	rows, err := db.Query(ctx, intentListForOperators,
-		arg.Namespace,
-		arg.BillingPeriod,
-		arg.Statuses,
-		arg.MaxRows,
-	)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []IntentListForOperatorsRow
-	for rows.Next() {
-		var i IntentListForOperatorsRow
-		if err := rows.Scan(
-			&i.ID,
-			&i.Namespace,
-			&i.BillingPeriod,
-			&i.CustomerID,
-			&i.AmountCents,
-			&i.Currency,
-			&i.Status,
-			&i.StatusReason,
-			&i.StatusDetail,
-			&i.ChargeID,
-			&i.InDoubt,
-			&i.FirstSentAt,
-		); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
 }
 
 const intentListJobless = `-- name: IntentListJobless :many
@@ -597,15 +612,17 @@ FROM billing.intents i
 LEFT JOIN river.river_job j ON j.id = i.river_job_id
 WHERE i.run_id = $1
   AND (i.status = 'charging' OR (i.status = 'pending' AND i.river_job_id IS NOT NULL))
-  AND (j.id IS NULL OR j.state IN ('cancelled', 'discarded', 'completed'))
+  AND (j.id IS NULL OR j.state IN ('cancelled', 'discarded', 'completed')
+       OR (j.state = 'running' AND j.attempted_at < clock_timestamp() - ($2::double precision) * interval '1 second'))
   AND (i.lease_until IS NULL OR i.lease_until < clock_timestamp())
 ORDER BY i.id
-LIMIT $2
+LIMIT $3
 `
 
 type IntentListJoblessParams struct {
-	RunID   *int64
-	MaxRows int32
+	RunID            *int64
+	DeadAfterSeconds float64
+	MaxRows          int32
 }
 
 type IntentListJoblessRow struct {
@@ -618,9 +635,10 @@ type IntentListJoblessRow struct {
 	JobState       string
 }
 
-// In flight, but its job is gone, cancelled, discarded or completed, and no lease is alive: somebody must take it up.
+// In flight, but its job is gone, cancelled, discarded or completed, or runs longer than any job may (its process is dead),
+// and no lease is alive: somebody must take it up.
 func (q *Queries) IntentListJobless(ctx context.Context, db DBTX, arg IntentListJoblessParams) ([]IntentListJoblessRow, error) {
-	rows, err := db.Query(ctx, intentListJobless, arg.RunID, arg.MaxRows)
+	rows, err := db.Query(ctx, intentListJobless, arg.RunID, arg.DeadAfterSeconds, arg.MaxRows)
 	if err != nil {
 		return nil, err
 	}
@@ -888,6 +906,41 @@ func (q *Queries) IntentSetWaiting(ctx context.Context, db DBTX, arg IntentSetWa
 		return 0, err
 	}
 	return result.RowsAffected(), nil
+}
+
+const namespaceList = `-- name: NamespaceList :many
+SELECT namespace FROM billing.namespaces ORDER BY namespace
+`
+
+func (q *Queries) NamespaceList(ctx context.Context, db DBTX) ([]string, error) {
+	rows, err := db.Query(ctx, namespaceList)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []string
+	for rows.Next() {
+		var namespace string
+		if err := rows.Scan(&namespace); err != nil {
+			return nil, err
+		}
+		items = append(items, namespace)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const namespacePeriodFormat = `-- name: NamespacePeriodFormat :one
+SELECT period_format FROM billing.namespaces WHERE namespace = $1
+`
+
+func (q *Queries) NamespacePeriodFormat(ctx context.Context, db DBTX, namespace string) (string, error) {
+	row := db.QueryRow(ctx, namespacePeriodFormat, namespace)
+	var period_format string
+	err := row.Scan(&period_format)
+	return period_format, err
 }
 
 const operatorActionAdd = `-- name: OperatorActionAdd :exec
@@ -1305,9 +1358,45 @@ type RunStatusGetParams struct {
 	Currency      string
 }
 
-func (q *Queries) RunStatusGet(ctx context.Context, db DBTX, arg RunStatusGetParams) (FinanceRunStatus, error) {
+type RunStatusGetRow struct {
+	RunID              int64
+	Namespace          string
+	BillingPeriod      string
+	Currency           string
+	Status             string
+	StatusReason       string
+	StatusDetail       string
+	ExpectedCount      *int64
+	ExpectedTotalCents int64
+	CapCents           int64
+	AllocatedCents     int64
+	UnallocatedCents   int64
+	IngestedCount      int64
+	IngestedCents      int64
+	MissingCount       *int64
+	MissingCents       int64
+	ChargedCount       int64
+	ChargedCents       int64
+	DeclinedCount      int64
+	DeclinedCents      int64
+	PendingCount       int64
+	PendingCents       int64
+	ChargingCount      int64
+	ChargingCents      int64
+	ParkedCount        int64
+	ParkedCents        int64
+	VoidedCount        int64
+	NothingDueCount    int64
+	InDoubtCount       int64
+	OpenConflicts      int64
+	OpenedBy           string
+	OpenedAt           time.Time
+	ClosedAt           *time.Time
+}
+
+func (q *Queries) RunStatusGet(ctx context.Context, db DBTX, arg RunStatusGetParams) (RunStatusGetRow, error) {
 	row := db.QueryRow(ctx, runStatusGet, arg.Namespace, arg.BillingPeriod, arg.Currency)
-	var i FinanceRunStatus
+	var i RunStatusGetRow
 	err := row.Scan(
 		&i.RunID,
 		&i.Namespace,
@@ -1354,15 +1443,51 @@ SELECT run_id, namespace, billing_period, currency, status, status_reason, statu
 FROM finance.run_status ORDER BY opened_at DESC, run_id DESC LIMIT $1
 `
 
-func (q *Queries) RunStatusList(ctx context.Context, db DBTX, maxRows int32) ([]FinanceRunStatus, error) {
+type RunStatusListRow struct {
+	RunID              int64
+	Namespace          string
+	BillingPeriod      string
+	Currency           string
+	Status             string
+	StatusReason       string
+	StatusDetail       string
+	ExpectedCount      *int64
+	ExpectedTotalCents int64
+	CapCents           int64
+	AllocatedCents     int64
+	UnallocatedCents   int64
+	IngestedCount      int64
+	IngestedCents      int64
+	MissingCount       *int64
+	MissingCents       int64
+	ChargedCount       int64
+	ChargedCents       int64
+	DeclinedCount      int64
+	DeclinedCents      int64
+	PendingCount       int64
+	PendingCents       int64
+	ChargingCount      int64
+	ChargingCents      int64
+	ParkedCount        int64
+	ParkedCents        int64
+	VoidedCount        int64
+	NothingDueCount    int64
+	InDoubtCount       int64
+	OpenConflicts      int64
+	OpenedBy           string
+	OpenedAt           time.Time
+	ClosedAt           *time.Time
+}
+
+func (q *Queries) RunStatusList(ctx context.Context, db DBTX, maxRows int32) ([]RunStatusListRow, error) {
 	rows, err := db.Query(ctx, runStatusList, maxRows)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	var items []FinanceRunStatus
+	var items []RunStatusListRow
 	for rows.Next() {
-		var i FinanceRunStatus
+		var i RunStatusListRow
 		if err := rows.Scan(
 			&i.RunID,
 			&i.Namespace,

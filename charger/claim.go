@@ -1,0 +1,137 @@
+package charger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"chargeonce/charger/stripecharge"
+	"chargeonce/schema"
+	"chargeonce/sql/queries"
+)
+
+// claimed is a claim that stands in the database: the right to make one call.
+type claimed struct {
+	queries.IntentClaimRow
+	intent  queries.IntentForWorkRow
+	op      stripecharge.Op
+	access  *access
+	request stripecharge.Request // the frozen one; of reads too, to hold their answers against
+	// sendBefore is when the right to send lapses, by this process's clock: counted from before the claim was made, and so
+	// before the lease that the database counts from during it.
+	sendBefore time.Time
+}
+
+// errRefused says that the claim was refused: the intent, its run or the switch is not as it was read. Read again.
+var errRefused = errors.New("claim refused")
+
+// claim raises the intent's fencing number and writes the attempt, in one statement that is committed before any call. With
+// the first send of a generation it also freezes the request.
+func (w *worker) claim(ctx context.Context, jobID int64, intent queries.IntentForWorkRow, op stripecharge.Op, acc *access, request stripecharge.Request) (claimed, error) {
+	began := time.Now()
+	reason := intent.StatusReason
+	if schema.Status(intent.Status) == schema.StatusPending || op == stripecharge.OpCreate {
+		reason = string(schema.ReasonSent)
+	}
+	row, err := w.queries.IntentClaim(ctx, w.pool, queries.IntentClaimParams{
+		Operation:       string(op),
+		IdempotencyKey:  request.IdempotencyKey,
+		RiverJobID:      &jobID,
+		Worker:          w.cfg.ID,
+		VaultKeyID:      acc.vaultKeyID,
+		IntentID:        intent.ID,
+		SeenClaimNumber: intent.ClaimNumber,
+		FirstSend:       op == stripecharge.OpCreate && !intent.Frozen,
+		StatusReason:    reason,
+		LeaseSeconds:    w.lease().Seconds(),
+		StripeAPI:       string(request.API),
+		Path:            request.Path,
+		Body:            request.Body,
+		APIVersion:      request.APIVersion,
+		StripeAccount:   acc.account,
+		Livemode:        request.Livemode,
+		Customer:        request.Customer,
+		AmountCents:     request.AmountCents,
+		Currency:        request.Currency,
+		PaymentMethod:   request.PaymentMethod,
+	})
+	if errors.Is(err, pgx.ErrNoRows) {
+		return claimed{}, errRefused
+	}
+	if err != nil {
+		return claimed{}, fmt.Errorf("claim intent %d: %w", intent.ID, err)
+	}
+	return claimed{IntentClaimRow: row, intent: intent, op: op, access: acc, request: request, sendBefore: began.Add(w.sendWithin())}, nil
+}
+
+// requestOf returns the generation's frozen request, or makes the one that the first send will freeze; for that it may have
+// to read the customer, and the answer to that is returned too.
+func (w *worker) requestOf(ctx context.Context, intent queries.IntentForWorkRow, acc *access) (stripecharge.Request, stripecharge.Answer, error) {
+	if intent.Frozen {
+		return stripecharge.Request{
+			API: stripecharge.API(intent.FrozenApi), Path: intent.FrozenPath, Body: intent.FrozenBody,
+			IdempotencyKey: intent.FrozenKey, APIVersion: intent.FrozenApiVersion, Customer: intent.FrozenCustomer,
+			Currency: intent.FrozenCurrency, PaymentMethod: intent.FrozenPaymentMethod, AmountCents: intent.FrozenAmountCents,
+			Livemode: intent.FrozenLivemode,
+		}, stripecharge.Answer{}, nil
+	}
+	generation := int(intent.KeyGeneration)
+	params := stripecharge.Params{
+		API:            w.cfg.StripeAPI,
+		Customer:       intent.StripeCustomerID,
+		AmountCents:    intent.AmountCents,
+		Currency:       intent.Currency,
+		PaymentMethod:  deref(intent.PaymentMethod),
+		Description:    describe(intent),
+		Metadata:       w.metadata(intent),
+		IdempotencyKey: schema.IdempotencyKey(intent.CustomerID, intent.BillingPeriod, intent.Namespace, generation),
+	}
+	if params.PaymentMethod == "" && params.API == stripecharge.APIPaymentIntents {
+		// Resolved once: what the customer's default was at the first send is frozen with it.
+		if err := w.rate.take(ctx, rateRead); err != nil {
+			return stripecharge.Request{}, stripecharge.Answer{}, err
+		}
+		info, answer := acc.client.Customer(ctx, intent.StripeCustomerID)
+		if answer.Class != stripecharge.ClassAnswered {
+			return stripecharge.Request{}, answer, fmt.Errorf("read customer %s: %w", intent.StripeCustomerID, errCustomerUnread)
+		}
+		params.PaymentMethod, params.Livemode = info.PaymentMethod(params.API), &info.Livemode
+		request, err := stripecharge.NewRequest(params)
+		return request, answer, err
+	}
+	request, err := stripecharge.NewRequest(params)
+	return request, stripecharge.Answer{}, err
+}
+
+// errCustomerUnread says that the customer's payment method could not be read; the answer beside it says why.
+var errCustomerUnread = errors.New("customer unread")
+
+// metadata is what a charge carries home: only values that a restore and a second ingest would reproduce.
+func (w *worker) metadata(intent queries.IntentForWorkRow) map[string]string {
+	return map[string]string{
+		stripecharge.MetadataIntentKey:     intent.IntentKey,
+		stripecharge.MetadataKeyGeneration: fmt.Sprint(intent.KeyGeneration),
+		"namespace":                        intent.Namespace,
+		"customer_id":                      intent.CustomerID,
+		"billing_period":                   intent.BillingPeriod,
+		"installation":                     w.cfg.Installation,
+	}
+}
+
+// describe is the text on the customer's receipt.
+func describe(intent queries.IntentForWorkRow) string {
+	if d := deref(intent.Description); d != "" {
+		return d
+	}
+	return "Usage billing for " + intent.BillingPeriod
+}
+
+func deref(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}

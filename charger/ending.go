@@ -1,0 +1,262 @@
+package charger
+
+import (
+	"fmt"
+	"strings"
+
+	"chargeonce/charger/stripecharge"
+	"chargeonce/schema"
+)
+
+// endingOf says what a call's answer means for its attempt and its intent. The rows of the decision table
+// (stripecharge.Rows) say what an answer proves about money; this says what is done about it here. Whatever is not
+// proven leaves the intent charging, in doubt.
+func endingOf(c claimed, answer stripecharge.Answer, found stripecharge.Found) ending {
+	switch c.op {
+	case stripecharge.OpLookUp:
+		return endingOfLookUp(c, answer, found)
+	case stripecharge.OpRead:
+		return endingOfRead(c, answer)
+	case stripecharge.OpCancel:
+		return endingOfCancel(c, answer)
+	case stripecharge.OpCreate, stripecharge.OpAccount, stripecharge.OpCustomer:
+	}
+	return endingOfCreate(c, answer)
+}
+
+func endingOfCreate(c claimed, answer stripecharge.Answer) ending {
+	e := inDoubt(c, answer)
+	if o := answer.Object; o != nil && answer.Class != stripecharge.ClassMismatch {
+		e.objectID = o.ID
+	}
+	switch answer.Class {
+	case stripecharge.ClassSucceeded:
+		return charged(e, *answer.Object, schema.ReasonCharged)
+	case stripecharge.ClassProcessing:
+		e.reason = schema.ReasonProcessing
+	case stripecharge.ClassRequiresAction:
+		e.reason, e.declineCode = schema.ReasonCancelling, "authentication_required"
+	case stripecharge.ClassDeclined, stripecharge.ClassFailedObject:
+		return endingOfDecline(c, answer, e)
+	case stripecharge.ClassInvalidRequest, stripecharge.ClassLocalError:
+		e.resolution = notMoved
+		if c.intent.Unresolved == 0 {
+			e.status, e.reason, e.again = schema.StatusParked, schema.ReasonInvalidRequest, false
+		}
+	case stripecharge.ClassDenied, stripecharge.ClassUnauthorized:
+		e.resolution, e.pauseRun = notMoved, "vault_denied"
+		if c.intent.Unresolved == 0 {
+			e.status, e.reason, e.dropJob, e.again = schema.StatusPending, schema.ReasonRunPaused, true, false
+		}
+	case stripecharge.ClassRateLimited, stripecharge.ClassLockTimeout, stripecharge.ClassNotSent:
+		e.resolution, e.slowDown = notMoved, answer.Class == stripecharge.ClassRateLimited
+		if c.intent.Unresolved == 0 {
+			e.status, e.reason = schema.StatusPending, schema.ReasonQueued
+		}
+	case stripecharge.ClassServerError:
+		e.serverError = true
+	case stripecharge.ClassMismatch:
+		e.pauseRun = "mismatch"
+	default: // in doubt
+	}
+	return e
+}
+
+// endingOfDecline: a decline of Stripe's own under this key resolves what was sent before under it, while the key is sure to
+// be known. An open payment intent must be seen cancelled before the decline is final. A stored answer that is sent again is
+// only a snapshot: its object is read first.
+func endingOfDecline(c claimed, answer stripecharge.Answer, e ending) ending {
+	e.declineCode = answer.DeclineCode
+	if e.declineCode == "" {
+		e.declineCode = answer.ErrorCode
+	}
+	e.adviceCode = answer.AdviceCode
+	if answer.Replayed && e.objectID != "" {
+		return e // the object is known now, the next step reads it
+	}
+	if c.intent.Unresolved > 0 && seconds(c.intent.SecondsSinceFirstSend) >= Window {
+		e.resolution, e.again = notMoved, false
+		e.status, e.reason = schema.StatusParked, schema.ReasonDoubtExpired
+		e.detail = "declined after the key's window, while an earlier send is in doubt: " + e.detail
+		return e
+	}
+	e.resolution, e.others = notMoved, notMoved
+	if strings.HasPrefix(e.objectID, "pi_") {
+		e.reason = schema.ReasonCancelling
+		return e
+	}
+	return declined(e)
+}
+
+// endingOfRead: the known object as it stands now.
+func endingOfRead(c claimed, answer stripecharge.Answer) ending {
+	e := unchanged(c, answer)
+	switch class := stripecharge.Decide(answer, c.request); class {
+	case stripecharge.ClassSucceeded:
+		return charged(e, *answer.Object, schema.ReasonCharged)
+	case stripecharge.ClassProcessing:
+		e.reason = schema.ReasonProcessing
+	case stripecharge.ClassOpen, stripecharge.ClassRequiresAction:
+		e.reason = schema.ReasonCancelling
+	case stripecharge.ClassFailedObject:
+		return declined(e)
+	case stripecharge.ClassCanceled:
+		e.objectCanceled = true
+		return declined(e)
+	case stripecharge.ClassMismatch, stripecharge.ClassInvalidRequest:
+		e.status, e.reason, e.again, e.pauseRun = schema.StatusParked, schema.ReasonMismatch, false, "mismatch"
+		if answer.Object != nil {
+			e.detail = strings.Join(stripecharge.Differences(*answer.Object, c.request), ", ")
+		}
+	default:
+		return e // not read: the next step waits and reads again
+	}
+	return e
+}
+
+// endingOfCancel: only an object that was seen cancelled makes the decline final; one that went through meanwhile is adopted.
+func endingOfCancel(c claimed, answer stripecharge.Answer) ending {
+	e := unchanged(c, answer)
+	switch stripecharge.Decide(answer, c.request) {
+	case stripecharge.ClassCanceled:
+		e.objectCanceled = true
+		return declined(e)
+	case stripecharge.ClassSucceeded:
+		if err := stripecharge.Validate(*answer.Object, c.request); err != nil {
+			e.status, e.reason, e.again, e.pauseRun, e.detail = schema.StatusParked, schema.ReasonMismatch, false, "mismatch", err.Error()
+			return e
+		}
+		return charged(e, *answer.Object, schema.ReasonAdopted)
+	case stripecharge.ClassProcessing:
+		e.reason = schema.ReasonProcessing
+	default: // still open, or no answer: the next step tries again
+	}
+	return e
+}
+
+// endingOfLookUp: only something found resolves. Absence permits one more send of the same bytes, nothing else.
+func endingOfLookUp(c claimed, answer stripecharge.Answer, found stripecharge.Found) ending {
+	e := unchanged(c, answer)
+	e.result = found.Result(answer)
+	if answer.Class != stripecharge.ClassAnswered || !found.Any() {
+		return e
+	}
+	if len(found.Matches) == 1 && len(found.Unmarked) == 0 {
+		o := found.Matches[0]
+		e.objectID = o.ID
+		sameTerms := len(stripecharge.Differences(o, c.request)) == 0
+		switch {
+		case stripecharge.Validate(o, c.request) == nil && !o.Refunded && !o.Disputed:
+			return charged(e, o, schema.ReasonAdopted)
+		case sameTerms && (o.Status == stripecharge.StatusProcessing || o.Status == stripecharge.StatusPending):
+			e.reason = schema.ReasonProcessing
+			return e
+		}
+		e.objectID = "" // a person decides whether it is ours
+	}
+	e.status, e.reason, e.again = schema.StatusParked, schema.ReasonMismatch, false
+	e.detail = "look-up found " + evidence(found)
+	if moved := countMoved(found); moved > 1 {
+		e.pauseRun = "mismatch"
+	}
+	return e
+}
+
+// inDoubt is where every create ends that proves nothing else.
+func inDoubt(c claimed, answer stripecharge.Answer) ending {
+	e := unchanged(c, answer)
+	e.reason = schema.ReasonInDoubt
+	return e
+}
+
+// unchanged leaves the intent charging for the reason it had, and lets the next step decide.
+func unchanged(c claimed, answer stripecharge.Answer) ending {
+	reason := schema.StatusReason(c.intent.StatusReason)
+	if reason == schema.ReasonSent || schema.Status(c.intent.Status) != schema.StatusCharging {
+		reason = schema.ReasonInDoubt
+	}
+	e := ending{
+		result: answer.Result(), status: schema.StatusCharging, reason: reason, detail: explain(answer), again: true,
+		declineCode: c.intent.DeclineCode, adviceCode: c.intent.AdviceCode,
+	}
+	if c.op != stripecharge.OpCreate {
+		e.resolution = notMoved // a read moves nothing
+	}
+	return e
+}
+
+func charged(e ending, o stripecharge.Object, reason schema.StatusReason) ending {
+	e.status, e.reason, e.again, e.detail = schema.StatusCharged, reason, false, ""
+	if e.resolution == "" {
+		e.resolution = moved
+	}
+	e.others = moved
+	e.chargeID, e.objectID = o.ChargeID, o.ID
+	if o.Kind == stripecharge.KindPaymentIntent {
+		e.paymentIntentID = o.ID
+	}
+	return e
+}
+
+// declined is final for this key generation: what was reserved goes back to the run.
+func declined(e ending) ending {
+	e.status, e.again, e.giveBack = schema.StatusCardDeclined, false, true
+	e.others = notMoved
+	if e.resolution == "" {
+		e.resolution = notMoved
+	}
+	switch stripecharge.KindOfDecline("", e.declineCode, e.adviceCode) {
+	case stripecharge.DeclineAuthentication:
+		e.reason = schema.ReasonAuthenticationRequired
+	case stripecharge.DeclineNoCard:
+		e.reason = schema.ReasonNoPaymentMethod
+	case stripecharge.DeclineSoft, stripecharge.DeclineHard, stripecharge.DeclineCardData:
+		e.reason = schema.ReasonCardDeclined
+	}
+	return e
+}
+
+// explain is one line for the operator: what was asked, what came back, and Stripe's request id.
+func explain(a stripecharge.Answer) string {
+	var parts []string
+	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
+	add("%s: %s", a.Op, a.Class)
+	if a.HTTPStatus != 0 {
+		add("http %d", a.HTTPStatus)
+	}
+	for _, field := range [][2]string{{"code", a.ErrorCode}, {"decline_code", a.DeclineCode}, {"param", a.Param}} {
+		if field[1] != "" {
+			add("%s %s", field[0], field[1])
+		}
+	}
+	if a.RequestID != "" {
+		add("request %s", a.RequestID)
+	}
+	if a.Message != "" {
+		add("%s", a.Message)
+	} else if a.Err != nil {
+		add("%s", a.Err)
+	}
+	return strings.Join(parts, "; ")
+}
+
+func evidence(found stripecharge.Found) string {
+	var parts []string
+	for _, o := range found.Matches {
+		parts = append(parts, fmt.Sprintf("%s %s (%d %s, refunded %t, disputed %t)", o.ID, o.Status, o.AmountCents, o.Currency, o.Refunded, o.Disputed))
+	}
+	for _, o := range found.Unmarked {
+		parts = append(parts, fmt.Sprintf("unmarked %s %s (%d %s)", o.ID, o.Status, o.AmountCents, o.Currency))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func countMoved(found stripecharge.Found) int {
+	n := 0
+	for _, o := range found.Matches {
+		if o.Moved() {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,282 @@
+package charger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"chargeonce/charger/stripecharge"
+	"chargeonce/charger/vaultkey"
+	"chargeonce/sql/queries"
+)
+
+// KeysConfig says where a run's Stripe key comes from.
+type KeysConfig struct {
+	Issuer    vaultkey.Issuer // of a spend-cap proxy; nil with StaticKey
+	Sealer    *vaultkey.Sealer
+	StaticKey string // given: any proxy's key, or a restricted key of Stripe's own
+	TTL       time.Duration
+	StripeURL string // the proxy or Stripe; empty is Stripe
+	Transport *stripecharge.Transport
+
+	// AllowedEndpoints is what an issued key may call; nil is vaultkey.AllowedEndpoints.
+	AllowedEndpoints []string
+
+	// AccountUnverified charges although the key may not read its own account, so that nobody can tell whose money it is.
+	AccountUnverified bool
+}
+
+const (
+	defaultKeyTTL = 48 * time.Hour
+	// keyExpiryMargin is how long before its end a key is no longer used.
+	keyExpiryMargin = 2 * time.Minute
+	// issueLease is how long one process may take to issue a key.
+	issueLease = time.Minute
+	// accountUnverified stands in frozen requests where the account could not be read.
+	accountUnverified = "unverified"
+)
+
+// access is the right to call Stripe for one run.
+type access struct {
+	client     *stripecharge.Client
+	account    string
+	vaultKeyID *int64
+	expiresAt  time.Time // zero: never
+}
+
+// keyError says that a run's key is refused: the run pauses until a person has mended it.
+type keyError struct {
+	reason string // of the run's pause
+	err    error
+}
+
+func (e *keyError) Error() string { return e.err.Error() }
+func (e *keyError) Unwrap() error { return e.err }
+
+// errIssuing says that another process is issuing the run's key at this moment.
+var errIssuing = errors.New("another charger is issuing the run's vault key")
+
+// keys hands out each run's access, and keeps the decrypted keys in this process's memory only.
+type keys struct {
+	*Charger
+	cfg KeysConfig
+
+	mu   sync.Mutex
+	runs map[runKey]*runAccess
+}
+
+// runKey includes the resume count: a run that a person resumed reads its key anew.
+type runKey struct {
+	runID       int64
+	resumeCount int32
+}
+
+type runAccess struct {
+	mu     sync.Mutex
+	access *access
+}
+
+func newKeys(c *Charger, cfg KeysConfig) (*keys, error) {
+	if cfg.TTL == 0 {
+		cfg.TTL = defaultKeyTTL
+	}
+	if cfg.AllowedEndpoints == nil {
+		cfg.AllowedEndpoints = vaultkey.AllowedEndpoints()
+	}
+	switch {
+	case cfg.Issuer == nil && cfg.StaticKey == "":
+		return nil, errors.New("KEYBRAKE_VAULT_KEY: missing; VAULT_MODE=static needs the key to call Stripe with")
+	case cfg.Issuer != nil && cfg.Sealer == nil:
+		return nil, errors.New("VAULT_ENCRYPTION_KEY: missing; issued vault keys are stored encrypted")
+	case cfg.Transport == nil:
+		cfg.Transport = stripecharge.NewTransport()
+	}
+	return &keys{Charger: c, cfg: cfg, runs: map[runKey]*runAccess{}}, nil
+}
+
+// access returns the verified access of the intent's run. An error that is a *keyError pauses the run; any other passes by
+// itself.
+func (k *keys) access(ctx context.Context, intent queries.IntentForWorkRow) (*access, error) {
+	if intent.RunID == nil {
+		return nil, fmt.Errorf("internal error: intent %d has no run", intent.ID)
+	}
+	key := runKey{*intent.RunID, intent.RunResumeCount}
+	k.mu.Lock()
+	run, ok := k.runs[key]
+	if !ok {
+		run = &runAccess{}
+		k.runs[key] = run
+	}
+	k.mu.Unlock()
+
+	run.mu.Lock()
+	defer run.mu.Unlock()
+	if run.access != nil && (run.access.expiresAt.IsZero() || time.Now().Before(run.access.expiresAt.Add(-keyExpiryMargin))) {
+		return run.access, nil
+	}
+	acc, err := k.open(ctx, *intent.RunID)
+	if err != nil {
+		return nil, err
+	}
+	run.access = acc
+	return acc, nil
+}
+
+// open gets the run's key and sees whose account it leads to, before anything is charged with it.
+func (k *keys) open(ctx context.Context, runID int64) (*access, error) {
+	run, err := k.queries.RunGetByID(ctx, k.pool, runID)
+	if err != nil {
+		return nil, fmt.Errorf("read run %d: %w", runID, err)
+	}
+	acc := &access{}
+	secret := k.cfg.StaticKey
+	if k.cfg.Issuer != nil {
+		if secret, err = k.living(ctx, run, acc); err != nil {
+			return nil, err
+		}
+	}
+	acc.client, err = stripecharge.New(stripecharge.Config{
+		Transport: k.cfg.Transport, URL: k.cfg.StripeURL, Key: secret, Timeout: k.Charger.cfg.CallTimeout, Logger: k.log,
+	})
+	if err != nil {
+		return nil, &keyError{reason: "vault_denied", err: err}
+	}
+	return acc, k.verify(ctx, run, acc)
+}
+
+// verify compares the key's account with the run's; the run's first verified key names it.
+func (k *keys) verify(ctx context.Context, run queries.BillingRun, acc *access) error {
+	info, answer := acc.client.Account(ctx)
+	switch answer.Class {
+	case stripecharge.ClassAnswered:
+		acc.account = info.ID
+	case stripecharge.ClassDenied, stripecharge.ClassUnauthorized, stripecharge.ClassInvalidRequest:
+		if !k.cfg.AccountUnverified {
+			return &keyError{reason: "vault_denied", err: fmt.Errorf(
+				"the vault key may not read its account (%s): allow GET /v1/account, or start the charger with --account-unverified", explain(answer))}
+		}
+		acc.account = accountUnverified
+		return nil
+	default:
+		return fmt.Errorf("read the key's account: %s", explain(answer))
+	}
+	bound, err := k.queries.RunBindAccount(ctx, k.pool, queries.RunBindAccountParams{ID: run.ID, StripeAccount: &acc.account, Livemode: info.Livemode})
+	if err != nil {
+		return fmt.Errorf("compare the account of run %d: %w", run.ID, err)
+	}
+	if deref(bound.StripeAccount) != acc.account {
+		return &keyError{reason: "wrong_account", err: fmt.Errorf("the vault key leads to Stripe account %s, the run is charged in %s", acc.account, deref(bound.StripeAccount))}
+	}
+	if bound.Livemode != nil && info.Livemode != nil && *bound.Livemode != *info.Livemode {
+		return &keyError{reason: "wrong_account", err: fmt.Errorf("the vault key has livemode %t, the run is charged with livemode %t", *info.Livemode, *bound.Livemode)}
+	}
+	return nil
+}
+
+// living returns the run's issued key, and issues one if there is none alive.
+func (k *keys) living(ctx context.Context, run queries.BillingRun, acc *access) (string, error) {
+	stored, err := k.queries.VaultKeyActive(ctx, k.pool, run.ID)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return "", fmt.Errorf("read the vault key of run %d: %w", run.ID, err)
+	}
+	if err == nil {
+		if stored.Alive && time.Now().Before(stored.ExpiresAt.Add(-keyExpiryMargin)) {
+			plain, err := k.cfg.Sealer.Open(stored.Ciphertext, deref(stored.EncryptionKeyID), sealedFor(run.ID))
+			if err == nil {
+				acc.vaultKeyID, acc.expiresAt = &stored.ID, stored.ExpiresAt
+				return string(plain), nil
+			}
+			k.log.WarnContext(ctx, "the run's vault key cannot be decrypted; next: another is issued", "run_id", run.ID, "vault_key_id", stored.ID, "error", err)
+		}
+		if err := k.end(ctx, stored); err != nil {
+			return "", err
+		}
+	}
+	return k.issue(ctx, run, acc)
+}
+
+// end revokes the old key before another one is issued: two living keys would be two caps.
+func (k *keys) end(ctx context.Context, stored queries.VaultKeyActiveRow) error {
+	if stored.ProviderKeyID != nil {
+		if err := k.cfg.Issuer.Revoke(ctx, *stored.ProviderKeyID); err != nil && stored.Alive {
+			return fmt.Errorf("revoke vault key %d: %w", stored.ID, err)
+		}
+	}
+	if _, err := k.queries.VaultKeyEnd(ctx, k.pool, queries.VaultKeyEndParams{ID: stored.ID, State: "expired"}); err != nil {
+		return fmt.Errorf("end vault key %d: %w", stored.ID, err)
+	}
+	return nil
+}
+
+// issue writes a leased row, calls the proxy, and stores the key encrypted. A process that dies in between leaves a row whose
+// lease ends, and at worst a key at the proxy that nobody knows.
+func (k *keys) issue(ctx context.Context, run queries.BillingRun, acc *access) (string, error) {
+	capCents, err := k.usdCap(ctx, run)
+	if err != nil {
+		return "", err
+	}
+	if _, err := k.queries.VaultKeyExpireLeases(ctx, k.pool, run.ID); err != nil {
+		return "", fmt.Errorf("clear the vault key leases of run %d: %w", run.ID, err)
+	}
+	label := fmt.Sprintf("%s-billing-run-%s-%s", run.Namespace, run.BillingPeriod, run.Currency)
+	row, err := k.queries.VaultKeyBegin(ctx, k.pool, queries.VaultKeyBeginParams{
+		RunID: run.ID, Label: label, UsdCapCents: capCents, LeaseSeconds: issueLease.Seconds(), TtlSeconds: k.cfg.TTL.Seconds(),
+	})
+	if errors.Is(err, pgx.ErrNoRows) {
+		return "", errIssuing
+	}
+	if err != nil {
+		return "", fmt.Errorf("begin a vault key of run %d: %w", run.ID, err)
+	}
+	issueCtx, cancel := context.WithTimeoutCause(ctx, issueLease/2, errors.New("issue a vault key: the proxy did not answer in time"))
+	defer cancel()
+	key, err := k.cfg.Issuer.Issue(issueCtx, vaultkey.Request{
+		Label: label, CapCents: capCents, AllowedEndpoints: k.cfg.AllowedEndpoints, ExpiresAt: row.ExpiresAt,
+	})
+	if err != nil {
+		_, endErr := k.queries.VaultKeyEnd(ctx, k.pool, queries.VaultKeyEndParams{ID: row.ID, State: "failed"})
+		err = errors.Join(fmt.Errorf("issue the vault key of run %d: %w", run.ID, err), endErr)
+		if _, refused := errors.AsType[*vaultkey.RefusedError](err); refused {
+			return "", &keyError{reason: "vault_denied", err: err}
+		}
+		return "", err
+	}
+	sealed, keyID, err := k.cfg.Sealer.Seal([]byte(key.Secret), sealedFor(run.ID))
+	if err != nil {
+		return "", fmt.Errorf("encrypt the vault key of run %d: %w", run.ID, err)
+	}
+	rows, err := k.queries.VaultKeyComplete(ctx, k.pool, queries.VaultKeyCompleteParams{
+		ID: row.ID, ProviderKeyID: key.ProviderKeyID, Ciphertext: sealed, EncryptionKeyID: &keyID,
+	})
+	if err != nil || rows != 1 {
+		return "", fmt.Errorf("store the vault key of run %d: %d rows: %w", run.ID, rows, err)
+	}
+	k.log.InfoContext(ctx, "vault key issued", "run_id", run.ID, "vault_key_id", row.ID, "usd_cap_cents", capCents, "expires_at", row.ExpiresAt)
+	acc.vaultKeyID, acc.expiresAt = &row.ID, row.ExpiresAt
+	return key.Secret, nil
+}
+
+// usdCap is what is left of the run's cap: what is in doubt counts as left. The proxy counts in dollars; a run in another
+// currency needs the operator's figure.
+func (k *keys) usdCap(ctx context.Context, run queries.BillingRun) (int64, error) {
+	if run.VaultUsdCapCents != nil {
+		return *run.VaultUsdCapCents, nil
+	}
+	if !strings.EqualFold(run.Currency, "usd") {
+		return 0, &keyError{reason: "vault_denied", err: fmt.Errorf(
+			"the proxy's cap is in dollars: a run in %s needs `charger run open --vault-usd-cap`", run.Currency)}
+	}
+	chargedCents, err := k.queries.RunChargedCents(ctx, k.pool, &run.ID)
+	if err != nil {
+		return 0, fmt.Errorf("sum what run %d charged: %w", run.ID, err)
+	}
+	return max(1, run.CapCents-chargedCents), nil
+}
+
+// sealedFor binds a ciphertext to its run: copied into another run's row it cannot be opened.
+func sealedFor(runID int64) []byte { return fmt.Appendf(nil, "run:%d", runID) }
