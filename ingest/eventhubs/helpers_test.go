@@ -1,0 +1,215 @@
+package eventhubs_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/Azure/azure-sdk-for-go/sdk/messaging/azeventhubs/v2"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"chargeonce/ingest"
+	"chargeonce/ingest/eventhubs"
+	"chargeonce/ingest/eventhubs/eventhubstest"
+	"chargeonce/sql"
+	"chargeonce/sql/sqltest"
+)
+
+const (
+	hubName   = "billing"
+	namespace = "usage"
+	patience  = 30 * time.Second // for anything that must happen
+	beat      = 20 * time.Millisecond
+)
+
+// The one leak that is let pass is the SDK's: ConsumerClient.Close leaves its management link's token renewal waiting.
+func TestMain(m *testing.M) {
+	code := sqltest.Run(m)
+	if code == 0 {
+		err := goleak.Find(goleak.IgnoreTopFunction(
+			"github.com/Azure/azure-sdk-for-go/sdk/messaging/azeventhubs/v2/internal.(*Namespace).startNegotiateClaimRenewer.func3"))
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// bundle is a hub, a database, and a look at it as its owner.
+type bundle struct {
+	hub   *eventhubstest.Server
+	db    *sqltest.DB
+	pool  *pgxpool.Pool // as the ingestor's role
+	owner *pgxpool.Pool
+	logs  *logBuffer
+}
+
+func setup(t *testing.T, partitions int) *bundle {
+	t.Helper()
+	db := sqltest.New(t)
+	b := &bundle{db: db, pool: db.Pool(t, sql.RoleIngest), owner: db.Pool(t, ""), logs: &logBuffer{}}
+	b.startHub(t, partitions)
+	return b
+}
+
+func (b *bundle) startHub(t *testing.T, partitions int) {
+	t.Helper()
+	var err error
+	b.hub, err = eventhubstest.Start(eventhubstest.Config{Hubs: []eventhubstest.Hub{{Name: hubName, Partitions: partitions}}})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, b.hub.Close()) })
+}
+
+// quick is a configuration whose intervals are those of tests.
+func (b *bundle) quick() eventhubs.Config {
+	return eventhubs.Config{
+		ConnectionString: b.hub.ConnectionString(""), Hub: hubName, ConsumerGroup: "$Default",
+		UpdateInterval: 200 * time.Millisecond, OwnershipExpiry: 3 * time.Second, StrandedAfter: 3 * time.Second,
+		LookInterval: 300 * time.Millisecond, RestartDelay: 50 * time.Millisecond, StoreTimeout: time.Second,
+	}
+}
+
+func (b *bundle) source(t *testing.T, cfg eventhubs.Config) *eventhubs.Source {
+	t.Helper()
+	logger := slog.New(slog.NewTextHandler(b.logs, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	recorder, err := ingest.NewRecorder(ingest.Config{
+		Namespace: namespace, Source: eventhubs.SourceName, RetryDelay: 10 * time.Millisecond, MaxRetryDelay: 100 * time.Millisecond,
+	}, b.pool, nil, logger)
+	require.NoError(t, err)
+	require.NoError(t, recorder.Register(t.Context()))
+	s, err := eventhubs.New(cfg, recorder, b.pool, nil, logger)
+	require.NoError(t, err)
+	return s
+}
+
+// run runs a source until stop is called, at the latest at the test's end; stop returns when Run has.
+func (b *bundle) run(t *testing.T, cfg eventhubs.Config) (s *eventhubs.Source, stop func()) {
+	t.Helper()
+	s = b.source(t, cfg)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := s.Run(ctx); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	stop = func() {
+		cancel()
+		running.Wait()
+	}
+	t.Cleanup(func() {
+		stop()
+		if t.Failed() {
+			t.Log(b.logs.String())
+		}
+	})
+	return s, stop
+}
+
+// publish stores events of n customers in a partition, from the one numbered from.
+func (b *bundle) publish(t *testing.T, partition string, from, n int) {
+	t.Helper()
+	for i := from; i < from+n; i++ {
+		_, err := b.hub.Publish(hubName, partition, []byte(body(partition+"-"+fmt.Sprint(i), 100+i)), nil)
+		require.NoError(t, err)
+	}
+}
+
+func body(customer string, amount int) string {
+	return fmt.Sprintf(`{"customer_id":"cus_%s","billing_period":"2026-08","amount_cents":%d}`, customer, amount)
+}
+
+func (b *bundle) number(t *testing.T, query string, args ...any) int64 {
+	t.Helper()
+	n, err := b.tryNumber(t.Context(), query, args...)
+	require.NoError(t, err)
+	return n
+}
+
+func (b *bundle) tryNumber(ctx context.Context, query string, args ...any) (int64, error) {
+	var n int64
+	err := b.owner.QueryRow(ctx, query, args...).Scan(&n)
+	return n, err
+}
+
+// await waits until the query gives want.
+func (b *bundle) await(t *testing.T, want int64, query string, args ...any) {
+	t.Helper()
+	var last int64
+	var err error
+	ok := waitFor(t.Context(), func() bool {
+		last, err = b.tryNumber(t.Context(), query, args...)
+		return err == nil && last == want
+	})
+	require.True(t, ok, "%s: last %d, %v, want %d", query, last, err, want)
+}
+
+// waitFor polls until the condition holds; false when patience is at its end.
+func waitFor(ctx context.Context, condition func() bool) bool {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	tick := time.NewTicker(beat)
+	defer tick.Stop()
+	for !condition() {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-tick.C:
+		}
+	}
+	return true
+}
+
+const (
+	countIntents    = "SELECT count(*) FROM billing.intents"
+	sumOfSequences  = "SELECT coalesce(sum(sequence_number + 1), 0) FROM billing.eventhub_checkpoints"
+	countQuarantine = "SELECT count(*) FROM billing.quarantined_events"
+)
+
+func (b *bundle) counters(t *testing.T) ingest.Counts {
+	t.Helper()
+	var c ingest.Counts
+	err := b.owner.QueryRow(t.Context(), `SELECT coalesce(sum(intents), 0), coalesce(sum(duplicates), 0), coalesce(sum(redeliveries), 0),
+		coalesce(sum(conflicts), 0), coalesce(sum(quarantined), 0) FROM billing.source_counters`).
+		Scan(&c.Intents, &c.Duplicates, &c.Redeliveries, &c.Conflicts, &c.Quarantined)
+	require.NoError(t, err)
+	return c
+}
+
+func (b *bundle) consumer(t *testing.T) *azeventhubs.ConsumerClient {
+	t.Helper()
+	c, err := azeventhubs.NewConsumerClientFromConnectionString(b.hub.ConnectionString(hubName), "", "$default", nil)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Second)
+		defer cancel()
+		_ = c.Close(ctx)
+	})
+	return c
+}
+
+// logBuffer keeps what was logged.
+type logBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}

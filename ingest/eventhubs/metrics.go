@@ -1,0 +1,58 @@
+package eventhubs
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Metrics are what only Event Hubs has to tell.
+type Metrics struct {
+	lag        *prometheus.GaugeVec
+	progress   *prometheus.GaugeVec
+	owned      prometheus.Gauge
+	restarts   prometheus.Counter
+	lost       prometheus.Counter
+	strangers  prometheus.Counter
+	gaps       prometheus.Counter
+	unreadable prometheus.Counter
+	expired    prometheus.Counter
+	anew       prometheus.Counter
+}
+
+// NewMetrics registers the metrics; a nil registry keeps them to themselves.
+func NewMetrics(registry prometheus.Registerer) *Metrics {
+	gauge := func(name, help string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, []string{"partition"})
+	}
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
+	m := &Metrics{
+		lag:        gauge("ingest_eventhub_lag_events", "Events in a partition read by this process that are not yet committed."),
+		progress:   gauge("ingest_eventhub_last_progress_timestamp_seconds", "When this process last committed events of a partition."),
+		owned:      prometheus.NewGauge(prometheus.GaugeOpts{Name: "ingest_eventhub_owned_partitions", Help: "Partitions that this process owns."}),
+		restarts:   counter("ingest_eventhub_restarts_total", "Processors of the SDK that ended or hung and were replaced."),
+		lost:       counter("ingest_eventhub_partitions_lost_total", "Partitions that another reader took over; normal while readers come and go."),
+		strangers:  counter("ingest_eventhub_strangers_total", "Partitions taken by a reader outside this database: it uses the same consumer group."),
+		gaps:       counter("ingest_eventhub_gaps_total", "Gaps in what was received, which were read again one by one."),
+		unreadable: counter("ingest_eventhub_unreadable_events_total", "Sequence numbers that could not be read and were quarantined."),
+		expired:    counter("ingest_eventhub_expired_events_total", "Events that retention removed before they were read."),
+		anew:       counter("ingest_eventhub_restarted_partitions_total", "Partitions read from the beginning because their checkpoint did not fit the hub."),
+	}
+	if registry != nil {
+		registry.MustRegister(m.lag, m.progress, m.owned, m.restarts, m.lost, m.strangers, m.gaps, m.unreadable, m.expired, m.anew)
+	}
+	return m
+}
+
+func (m *Metrics) moved(partition string, at time.Time, lag int64) {
+	m.progress.WithLabelValues(partition).Set(float64(at.UnixNano()) / 1e9)
+	m.lag.WithLabelValues(partition).Set(float64(lag))
+}
+
+// forget drops a partition that another process reads now: its last value would stand for ever.
+func (m *Metrics) forget(partition string) {
+	m.lag.DeleteLabelValues(partition)
+	m.progress.DeleteLabelValues(partition)
+}
