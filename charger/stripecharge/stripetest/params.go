@@ -46,8 +46,8 @@ func (c *call) terms(expandable ...string) (terms, *stripeError) {
 	if t.currency == "" {
 		return t, invalid("parameter_missing", "currency", "Missing required param: currency.")
 	}
-	if !slices.Contains(currencies(), t.currency) {
-		return t, invalid("", "currency", "Invalid currency: "+t.currency+". Stripe currently supports these currencies: "+strings.Join(currencies(), ", "))
+	if len(t.currency) != 3 || !strings.Contains(currencies, " "+t.currency+" ") {
+		return t, invalid("", "currency", "Invalid currency: "+t.currency+". Stripe currently supports these currencies:"+currencies)
 	}
 	var refused *stripeError
 	if t.metadata, refused = c.metadata(); refused != nil {
@@ -114,12 +114,11 @@ func minimum(currency string) int64 {
 	return 1
 }
 
-func currencies() []string {
-	return strings.Fields(`usd aed afn all amd ang aoa ars aud awg azn bam bbd bdt bgn bhd bif bmd bnd bob brl bsd bwp byn bzd cad cdf chf clp cny cop crc
-cve czk djf dkk dop dzd egp etb eur fjd fkp gbp gel gip gmd gnf gtq gyd hkd hnl htg huf idr ils inr isk jmd jod jpy kes kgs khr kmf krw kwd kyd kzt lak
-lbp lkr lrd lsl mad mdl mga mkd mmk mnt mop mur mvr mwk mxn myr mzn nad ngn nio nok npr nzd omr pab pen pgk php pkr pln pyg qar ron rsd rub rwf sar sbd
-scr sek sgd shp sle sos srd std szl thb tjs tnd top try ttd twd tzs uah ugx uyu uzs vnd vuv wst xaf xcd xof xpf yer zar zmw`)
-}
+// currencies are the ones Stripe takes, each between two spaces.
+const currencies = ` usd aed afn all amd ang aoa ars aud awg azn bam bbd bdt bgn bhd bif bmd bnd bob brl bsd bwp byn bzd cad cdf chf clp cny cop crc` +
+	` cve czk djf dkk dop dzd egp etb eur fjd fkp gbp gel gip gmd gnf gtq gyd hkd hnl htg huf idr ils inr isk jmd jod jpy kes kgs khr kmf krw kwd kyd kzt lak` +
+	` lbp lkr lrd lsl mad mdl mga mkd mmk mnt mop mur mvr mwk mxn myr mzn nad ngn nio nok npr nzd omr pab pen pgk php pkr pln pyg qar ron rsd rub rwf sar sbd` +
+	` scr sek sgd shp sle sos srd std szl thb tjs tnd top try ttd twd tzs uah ugx uyu uzs vnd vuv wst xaf xcd xof xpf yer zar zmw `
 
 // metadata collects metadata[key]=value; an empty value leaves the key out, as Stripe does.
 func (c *call) metadata() (map[string]string, *stripeError) {

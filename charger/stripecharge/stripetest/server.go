@@ -99,19 +99,21 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "reading the request: "+err.Error(), http.StatusBadRequest)
 		return
 	}
+	c.fault = s.faults.match(c)
 	entry := s.traffic.enter(c)
 	defer s.traffic.leave()
-	c.fault = s.faults.match(c)
+	if c.fault.is(CloseBeforeEffect) || c.fault.is(ResetBeforeEffect) {
+		entry.closed() // before the client can see it
+	}
 
 	a, done := s.beforeLayer(w, r, c)
 	if done {
-		entry.closed(c)
 		return
 	}
 	if a == nil {
 		got, aborted := s.execute(r, c)
 		if aborted {
-			entry.closed(c)
+			entry.closed()
 			panic(http.ErrAbortHandler)
 		}
 		a = &got
@@ -119,7 +121,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			s.cfg.AfterEffect(c.told(a))
 		}
 	}
-	entry.answered(c, a)
+	entry.answered(a)
 	s.afterEffect(w, r, c, a)
 }
 

@@ -84,6 +84,9 @@ func (t *traffic) enter(c *call) *logEntry {
 		At: time.Now(), ID: c.id, Method: c.method, Path: c.path, Header: c.header, IdempotencyKey: c.key, Form: c.form,
 		APIVersion: c.header.Get("Stripe-Version"),
 	}}
+	if c.fault != nil {
+		entry.request.Fault = c.fault.Do
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.turn(entry.request.At.Unix())
@@ -121,22 +124,16 @@ func (t *traffic) turn(second int64) {
 	t.second, t.current = second, 0
 }
 
-func (e *logEntry) answered(c *call, a *answer) {
+func (e *logEntry) answered(a *answer) {
 	e.book.mu.Lock()
 	defer e.book.mu.Unlock()
 	e.request.Status, e.request.ObjectID, e.request.Replayed = a.status, a.objectID, a.replayed
-	if c.fault != nil {
-		e.request.Fault = c.fault.Do
-	}
 }
 
-func (e *logEntry) closed(c *call) {
+func (e *logEntry) closed() {
 	e.book.mu.Lock()
 	defer e.book.mu.Unlock()
 	e.request.Closed = true
-	if c.fault != nil {
-		e.request.Fault = c.fault.Do
-	}
 }
 
 func (e *logEntry) shown() Request {
