@@ -180,12 +180,12 @@ func TestConfigIsChecked(t *testing.T) {
 	transport := NewTransport()
 	for name, cfg := range map[string]Config{
 		"no transport": {Key: testKey}, "no key": {Transport: transport}, "key with line break": {Transport: transport, Key: "vk_1\n"},
-		"relative url": {Transport: transport, Key: testKey, URL: "proxy/stripe"}, "user in url": {Transport: transport, Key: testKey, URL: "https://user:secret@proxy"},
+		"relative url": {Transport: transport, Key: testKey, URL: "proxy/stripe"}, "user in url": {Transport: transport, Key: testKey, URL: "https://somebody@proxy"},
 		"other scheme": {Transport: transport, Key: testKey, URL: "ftp://proxy"}, "timeout": {Transport: transport, Key: testKey, Timeout: time.Hour},
 	} {
 		_, err := New(cfg)
 		require.Error(t, err, name)
-		require.NotContains(t, err.Error(), "secret")
+		require.NotContains(t, err.Error(), "somebody")
 		require.NotContains(t, err.Error(), "vk_1")
 	}
 }
