@@ -1,0 +1,36 @@
+// Command charger turns recorded billing intents into Stripe charges, and is what operators manage billing runs with.
+package main
+
+import (
+	"context"
+
+	"github.com/alecthomas/kong"
+
+	"chargeonce/deploy/daemon"
+)
+
+// settings are the program's commands; what they share is embedded.
+type settings struct {
+	Work    work    `cmd:"" help:"Dispatch and charge the intents of open runs until stopped."`
+	Run     struct {
+		Open   runOpen   `cmd:"" help:"Open a billing run, and with it its cap."`
+		Status runStatus `cmd:"" help:"Show what a run expected, ingested and charged, and why the rest waits."`
+		List   runList   `cmd:"" help:"List billing runs, the newest first."`
+		Pause  runPause  `cmd:"" help:"Stop new charges of a run; what is in doubt goes on being looked up."`
+		Resume runResume `cmd:"" help:"Let a paused run charge again."`
+	} `cmd:"" help:"Billing runs."`
+	StopCharging  stopCharging  `cmd:"" help:"Stop new charges of all runs, on every charger."`
+	StartCharging startCharging `cmd:"" help:"Let open runs charge again after stop-charging."`
+}
+
+func main() {
+	about := daemon.About{
+		Name: "charger",
+		Help: "Charges recorded billing intents through Stripe, each exactly once.",
+		Vars: kong.Vars{"work_listen": "127.0.0.1:9102"},
+	}
+	daemon.Main(about, func(ctx context.Context, env daemon.Env, _ *settings) error {
+		env.Kong.BindTo(ctx, (*context.Context)(nil))
+		return env.Kong.Run(env)
+	})
+}
