@@ -154,7 +154,9 @@ func TestOlderReceiverSurvivesANewEpoch(t *testing.T) {
 	second := receiver(t, c, "0", azeventhubs.PartitionClientOptions{StartPosition: earliest().StartPosition, OwnerLevel: new(int64(0))})
 	require.Len(t, receive(t, second, 1), 1)
 
-	_, err := first.ReceiveEvents(t.Context(), 1, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err := first.ReceiveEvents(ctx, 1, nil)
 	var ehErr *azeventhubs.Error
 	require.ErrorAs(t, err, &ehErr)
 	require.Equal(t, azeventhubs.ErrorCodeOwnershipLost, ehErr.Code)
@@ -162,8 +164,6 @@ func TestOlderReceiverSurvivesANewEpoch(t *testing.T) {
 	require.EqualValues(t, 1, s.Counters().Receivers)
 
 	plain := receiver(t, c, "0", earliest())
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
 	_, err = plain.ReceiveEvents(ctx, 1, nil)
 	require.ErrorContains(t, err, "higher epoch")
 	other := receiver(t, consumer(t, s, "$default"), "1", earliest())
@@ -332,4 +332,31 @@ func TestTwentyThousandEventsThroughFourPartitions(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return y.distinct() == total }, 30*time.Second, 10*time.Millisecond)
 	require.EqualValues(t, total, s.Counters().Stored)
+}
+
+// More messages than link credit and session window hold at first: both must be given anew.
+func TestProducerRunsOutOfCredit(t *testing.T) {
+	t.Parallel()
+	const total = 5_200
+	s := start(t, eventhubstest.Config{})
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	client, err := amqp.Dial(ctx, "amqp://"+s.Addr(), &amqp.ConnOptions{SASLType: amqp.SASLTypeAnonymous()})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, client.Close()) }()
+	session, err := client.NewSession(ctx, nil)
+	require.NoError(t, err)
+	sender, err := session.NewSender(ctx, hubName+"/Partitions/0", nil)
+	require.NoError(t, err)
+	receipts := make([]amqp.SendReceipt, total)
+	for i := range receipts {
+		receipts[i], err = sender.SendWithReceipt(ctx, amqp.NewMessage([]byte("x")), nil)
+		require.NoError(t, err)
+	}
+	for i := range receipts {
+		state, err := receipts[i].Wait(ctx)
+		require.NoError(t, err)
+		require.IsType(t, &amqp.StateAccepted{}, state)
+	}
+	require.Len(t, s.Events(hubName, "0"), total)
 }
