@@ -59,6 +59,12 @@ func runExample(ctx context.Context, env daemon.Env, cfg *example) error {
 	case "reveal":
 		_, err := io.WriteString(env.Stdout, cfg.DatabaseURL.Reveal())
 		return err
+	case "measure":
+		families, err := env.Registry.Gather()
+		for _, family := range families {
+			_, err = io.WriteString(env.Stdout, family.GetName()+"\n")
+		}
+		return err
 	case "wait":
 		if _, err := io.WriteString(env.Stdout, "ready\n"); err != nil {
 			return err
@@ -181,6 +187,13 @@ func requireSetting(t *testing.T, err error) {
 	require.True(t, ok, "%v", err)
 }
 
+func TestProgramHasNoFiguresOfItsOwnProcess(t *testing.T) {
+	t.Parallel()
+	code, stdout, stderr := run(t, nil, "measure")
+	require.Zero(t, code, stderr)
+	require.Subset(t, strings.Fields(stdout), []string{"go_goroutines", "process_start_time_seconds", "go_build_info"})
+}
+
 type process struct {
 	cmd    *exec.Cmd
 	out    *bufio.Reader
@@ -218,7 +231,7 @@ func start(t *testing.T, args ...string) *process {
 func (p *process) await(t *testing.T, want string) {
 	t.Helper()
 	line, err := p.out.ReadString('\n')
-	require.NoError(t, err, p.stderr.String())
+	require.NoError(t, err)
 	require.Equal(t, want, line)
 }
 

@@ -52,7 +52,7 @@ func TestHangingCheckHangsReadiness(t *testing.T) {
 		`{"ready":false,"checks":[{"name":"deaf","ok":false,"reason":"no answer within 2s"}]}`+"\n")
 }
 
-func TestMetricsLackProcessOrOwnFigures(t *testing.T) {
+func TestMetricsLackTheRegistrysFigures(t *testing.T) {
 	t.Parallel()
 	_, base, _ := serve(t)
 	status, body := get(t, base+"/metrics")

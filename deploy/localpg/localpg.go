@@ -201,7 +201,7 @@ func (s *Server) close(ctx context.Context) error {
 	errs := []error{s.halt(ctx, how)}
 	if s.dir != "" && s.cfg.Dir == "" {
 		s.removeSharedMemory()
-		errs = append(errs, os.RemoveAll(s.dir))
+		errs = append(errs, removeFolder(ctx, s.dir))
 	}
 	if s.keeper != nil {
 		errs = append(errs, s.keeper.dismiss())
@@ -210,6 +210,25 @@ func (s *Server) close(ctx context.Context) error {
 		errs = append(errs, s.lock.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// removeFolder tries again for a while, because a backend that just got SIGKILL may still be writing its last file.
+func removeFolder(ctx context.Context, dir string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), quitTimeout)
+	defer cancel()
+	tick := time.NewTicker(pollInterval)
+	defer tick.Stop()
+	for {
+		err := os.RemoveAll(dir)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("remove the temporary folder: %w", err)
+		case <-tick.C:
+		}
+	}
 }
 
 // halt ends the postmaster with sig, then with harder means once ctx has ended. The caller holds mu or is alone.

@@ -41,10 +41,10 @@ while read -r verb arg; do
   esac
 done
 if [ -n "$pid" ]; then
-  kill -s "$1" "$pid"
-  n=0
+  kill -s "$1" -- "-$pid"
+  n=0 # tenths of a second
   while kill -0 "$pid" && [ "$n" -lt 100 ]; do sleep 0.1; n=$((n + 1)); done
-  kill -s KILL "$pid"
+  kill -s KILL -- "-$pid"
 fi
 if [ -n "$2" ]; then rm -rf -- "$2"; fi
 `
@@ -138,7 +138,7 @@ func (p *process) killTree() error {
 	p.signal(syscall.SIGSTOP)
 	children := childrenOf(p.pid)
 	p.signal(syscall.SIGKILL)
-	for _, pid := range children {
+	for _, pid := range append(children, -p.pid) { // initdb's helpers share its process group
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
 	select {
