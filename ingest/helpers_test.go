@@ -5,10 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
-	"net/url"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -107,82 +104,6 @@ func (l *logBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.buf.String()
-}
-
-// proxy stands between the recorder and Postgres and can lose the answer to a commit.
-type proxy struct {
-	listener   net.Listener
-	target     string
-	loseCommit atomic.Bool
-	lost       atomic.Int64
-	wg         sync.WaitGroup
-	mu         sync.Mutex
-	conns      []net.Conn
-}
-
-// through returns the URL by way of a new proxy.
-func through(t *testing.T, databaseURL string) (string, *proxy) {
-	t.Helper()
-	u, err := url.Parse(databaseURL)
-	require.NoError(t, err)
-	var lc net.ListenConfig
-	listener, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	p := &proxy{listener: listener, target: u.Host}
-	p.wg.Go(p.serve)
-	t.Cleanup(func() {
-		_ = listener.Close()
-		p.mu.Lock()
-		for _, c := range p.conns {
-			_ = c.Close()
-		}
-		p.mu.Unlock()
-		p.wg.Wait()
-	})
-	u.Host = listener.Addr().String()
-	return u.String(), p
-}
-
-func (p *proxy) serve() {
-	for {
-		client, err := p.listener.Accept()
-		if err != nil {
-			return
-		}
-		var d net.Dialer
-		server, err := d.Dial("tcp", p.target) //nolint:noctx // ends with the listener's test
-		if err != nil {
-			_ = client.Close()
-			continue
-		}
-		p.mu.Lock()
-		p.conns = append(p.conns, client, server)
-		p.mu.Unlock()
-		var deaf atomic.Bool // the answer on the way is to be lost
-		p.wg.Go(func() { p.copy(server, client, &deaf, true) })
-		p.wg.Go(func() { p.copy(client, server, &deaf, false) })
-	}
-}
-
-func (p *proxy) copy(to, from net.Conn, deaf *atomic.Bool, fromClient bool) {
-	defer func() { _ = to.Close() }()
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := from.Read(buf)
-		if err != nil {
-			return
-		}
-		if fromClient && bytes.Contains(buf[:n], []byte("commit\x00")) && p.loseCommit.CompareAndSwap(true, false) {
-			deaf.Store(true)
-		}
-		if !fromClient && deaf.Load() {
-			p.lost.Add(1)
-			return // Postgres has answered, so it has committed; nobody hears of it
-		}
-		if _, err := to.Write(buf[:n]); err != nil {
-			return
-		}
-	}
 }
 
 func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }

@@ -16,6 +16,7 @@ import (
 
 	"chargeonce/deploy/localpg"
 	"chargeonce/ingest"
+	"chargeonce/ingest/sourcetest"
 	"chargeonce/schema"
 	"chargeonce/sql"
 	"chargeonce/sql/sqltest"
@@ -157,18 +158,18 @@ func TestBytesThatAreNoTextAreKept(t *testing.T) {
 func TestUnknownCommitIsRepeated(t *testing.T) {
 	t.Parallel()
 	db := sqltest.New(t)
-	lossyURL, p := through(t, db.As(sql.RoleIngest))
+	lossyURL, p := sourcetest.Through(t, db.As(sql.RoleIngest))
 	pool, err := pgxpool.New(t.Context(), lossyURL)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	b := newBundle(t, pool, db.Pool(t, ""))
 
-	p.loseCommit.Store(true)
+	p.LoseCommits(1)
 	calls := 0
 	counts, err := b.Record(t.Context(), []ingest.Delivery{at("1", body("a", 1)), at("2", "{}"), at("3", body("a", 2))},
 		func(context.Context, pgx.Tx) error { calls++; return nil })
 	require.NoError(t, err)
-	require.EqualValues(t, 1, p.lost.Load(), "the answer to one commit was lost")
+	require.EqualValues(t, 1, p.Lost(), "the answer to one commit was lost")
 	require.Equal(t, 2, calls)
 	require.Equal(t, ingest.Counts{Redeliveries: 3}, counts, "the first try had committed")
 	require.EqualValues(t, 1, b.number(t, "SELECT count(*) FROM billing.intents"))

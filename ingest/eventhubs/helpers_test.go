@@ -213,3 +213,10 @@ func (l *logBuffer) String() string {
 	defer l.mu.Unlock()
 	return l.buf.String()
 }
+
+// epoch is how the SDK's Processor opens a partition.
+func epoch(level int64) *azeventhubs.PartitionClientOptions {
+	return &azeventhubs.PartitionClientOptions{
+		OwnerLevel: &level, StartPosition: azeventhubs.StartPosition{Earliest: new(true)},
+	}
+}

@@ -1,0 +1,99 @@
+package eventhubs_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"chargeonce/ingest"
+	"chargeonce/sql"
+	"chargeonce/sql/queries"
+	"chargeonce/sql/sqltest"
+)
+
+func TestCheckpointIsFencedAndNeverMovesBack(t *testing.T) {
+	t.Parallel()
+	db := sqltest.New(t)
+	pool := db.Pool(t, sql.RoleIngest)
+	q := queries.New()
+	_, err := q.EventHubOwnershipInsert(t.Context(), pool, queries.EventHubOwnershipInsertParams{
+		EventHubNamespace: "ns", EventHub: "hub", ConsumerGroup: "$default", PartitionID: "0", OwnerID: "me",
+	})
+	require.NoError(t, err)
+	born := time.Date(2026, 8, 1, 0, 0, 0, 0, time.UTC)
+	type row = queries.EventHubCheckpointSetRow
+	for _, step := range []struct {
+		why      string
+		owner    string
+		hub      time.Time
+		previous int64
+		seq      int64
+		want     row
+		stands   int64
+	}{
+		{"the first one", "me", born, -1, 10, row{Owned: true, Intact: true, Moved: true}, 10},
+		{"forward", "me", born, 10, 20, row{Owned: true, Intact: true, Moved: true}, 20},
+		{"the same again, as after an unknown commit", "me", born, 10, 20, row{Owned: true, Intact: true}, 20},
+		{"back", "me", born, 10, 15, row{Owned: true, Intact: true}, 20},
+		{"forward, but not the owner", "other", born, 20, 30, row{Intact: true}, 20},
+		{"forward, but given up", "", born, 20, 30, row{Intact: true}, 20},
+		{"forward, but what I wrote before is gone", "me", born, 25, 30, row{Owned: true}, 20},
+		{"of a hub that is no more", "me", born.Add(-time.Hour), -1, 99, row{Owned: true, Intact: true}, 20},
+		{"of a hub created anew", "me", born.Add(time.Hour), -1, 3, row{Owned: true, Intact: true, Moved: true}, 3},
+		{"of the old hub, late", "me", born, 20, 99, row{Owned: true, Intact: true}, 3},
+	} {
+		got, err := q.EventHubCheckpointSet(t.Context(), pool, queries.EventHubCheckpointSetParams{
+			EventHubNamespace: "ns", EventHub: "hub", ConsumerGroup: "$default", PartitionID: "0", OwnerID: step.owner,
+			HubCreatedAt: step.hub, PreviousSeq: step.previous, SequenceNumber: step.seq, EventOffset: "x", LastEnqueuedSeq: -1,
+		})
+		require.NoError(t, err, step.why)
+		require.Equal(t, step.want, got, step.why)
+		list, err := q.EventHubCheckpointList(t.Context(), pool, queries.EventHubCheckpointListParams{
+			EventHubNamespace: "ns", EventHub: "hub", ConsumerGroup: "$default",
+		})
+		require.NoError(t, err)
+		require.Len(t, list, 1)
+		require.Equal(t, step.stands, list[0].SequenceNumber, step.why)
+	}
+}
+
+func TestStaleOwnerRecordsButCannotMoveTheCheckpoint(t *testing.T) {
+	t.Parallel()
+	b := setup(t, 1)
+	b.publish(t, "0", 0, 10)
+	b.run(t, b.quick())
+	b.await(t, 10, sumOfSequences)
+	// Another process claims the partition, and stays alive for an hour, but does not read it yet.
+	_, err := b.owner.Exec(t.Context(), "UPDATE billing.eventhub_ownership SET owner_id = 'other', etag = etag + 1, modified_at = now() + interval '1 hour'")
+	require.NoError(t, err)
+	b.publish(t, "0", 10, 10)
+	b.await(t, 20, countIntents)
+	require.EqualValues(t, 10, b.number(t, sumOfSequences))
+	require.True(t, waitFor(t.Context(), func() bool { return b.hub.Counters().Receivers == 0 }), "the partition's client is closed")
+	// It dies: the events since the checkpoint are read again, and are no news.
+	_, err = b.owner.Exec(t.Context(), "UPDATE billing.eventhub_ownership SET modified_at = now() - interval '1 hour'")
+	require.NoError(t, err)
+	b.await(t, 20, sumOfSequences)
+	require.Equal(t, ingest.Counts{Intents: 20, Redeliveries: 10}, b.counters(t))
+}
+
+// An asynchronous fail-over or a restore takes committed batches back while the reader goes on.
+func TestDatabaseThatFellBackIsFilledAgain(t *testing.T) {
+	t.Parallel()
+	b := setup(t, 1)
+	b.publish(t, "0", 0, 20)
+	b.run(t, b.quick())
+	b.await(t, 20, sumOfSequences)
+	tx, err := b.owner.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "DELETE FROM billing.intents WHERE amount_cents >= 105")
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "UPDATE billing.eventhub_checkpoints SET sequence_number = 4, event_offset = $1", b.offset("0", 4))
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	b.publish(t, "0", 20, 5)
+	b.await(t, 25, countIntents)
+	b.await(t, 25, sumOfSequences)
+	require.Contains(t, b.logs.String(), "fell back")
+}
