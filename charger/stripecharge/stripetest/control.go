@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -34,6 +35,7 @@ func (s *Server) controlPages() http.Handler {
 	mux.HandleFunc("GET /_standin/held", s.showHeld)
 	mux.HandleFunc("POST /_standin/release", s.takeRelease)
 	mux.HandleFunc("POST /_standin/customers", s.takeCustomer)
+	mux.HandleFunc("POST /_standin/account", s.takeAccount)
 	return mux
 }
 
@@ -150,6 +152,24 @@ func (s *Server) takeCustomer(w http.ResponseWriter, r *http.Request) {
 	}
 	s.AddCustomer(customer)
 	s.show(w, customer)
+}
+
+// takeAccount answers POST /_standin/account {"id":"acct_other","livemode":true}: another account behind the same address.
+func (s *Server) takeAccount(w http.ResponseWriter, r *http.Request) {
+	var account struct {
+		ID       string `json:"id"`
+		Livemode bool   `json:"livemode"`
+	}
+	err := readStrictly(r, &account)
+	if err == nil && account.ID == "" {
+		err = errors.New("an account needs an id")
+	}
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	s.SetAccount(account.ID, account.Livemode)
+	s.show(w, account)
 }
 
 func readStrictly(r *http.Request, into any) error {

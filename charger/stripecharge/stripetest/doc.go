@@ -74,4 +74,5 @@
 //	GET  /_standin/held       ?wait=10s&n=1 waits (408 when in vain)
 //	POST /_standin/release    {"request_ids":[...]}, or no body for all
 //	POST /_standin/customers  {"id":"cus_1","decline":"do_not_honor"}
+//	POST /_standin/account    {"id":"acct_other","livemode":true}: another account behind the same address
 package stripetest

@@ -242,6 +242,22 @@ func TestDateHeaderStaysOnRealTimeUnlessSkewed(t *testing.T) {
 	}
 }
 
+func TestFaultSetsHeadersOfItsAnswer(t *testing.T) {
+	t.Parallel()
+	b := setup(t, auto())
+	faults(t, b, stripetest.Fault{
+		Do: stripetest.APIError, ShouldRetry: new(false), Header: map[string]string{"X-Marker": "m"}, Trigger: stripetest.Trigger{Count: 1},
+	})
+	_, err := b.api.Charges.New(chargeParams("key-1", "cus_1", 1999))
+	header := stripeError(t, err).LastResponse.Header
+	require.Equal(t, "false", header.Get("Stripe-Should-Retry"))
+	require.Equal(t, "m", header.Get("X-Marker"))
+	_, err = b.api.Charges.New(chargeParams("key-1", "cus_1", 1999))
+	header = stripeError(t, err).LastResponse.Header
+	require.Empty(t, header.Get("Stripe-Should-Retry"))
+	require.Equal(t, "true", header.Get("Idempotent-Replayed"), "a 500 is kept too")
+}
+
 func TestTriggersPickTheirCalls(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -334,6 +350,10 @@ func TestControlPagesDriveAStandIn(t *testing.T) {
 	require.Len(t, log.Requests, 2)
 	require.Equal(t, int64(2), log.Stats.Requests)
 	require.Equal(t, 1, log.Stats.HighWater)
+	require.Equal(t, http.StatusOK, control(t, b, "POST", "/account", `{"id":"acct_other","livemode":true}`, nil))
+	account, err := b.api.Accounts.Get()
+	require.NoError(t, err)
+	require.Equal(t, "acct_other", account.ID)
 	require.Equal(t, http.StatusOK, control(t, b, "DELETE", "/faults", "", nil))
 	require.Empty(t, b.Faults())
 }

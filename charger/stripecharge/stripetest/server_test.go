@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"os"
+	"os/exec"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -16,7 +19,55 @@ import (
 	"chargeonce/charger/stripecharge/stripetest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// childURL names the variable that makes the test binary a client which sends one charge; see TestKilledClientsChargeIsFound.
+const childURL = "STRIPETEST_CHILD_URL"
+
+func TestMain(m *testing.M) {
+	if url := os.Getenv(childURL); url != "" {
+		os.Exit(sendOneCharge(url))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// sendOneCharge is what the child process does: exit code 0 says that it got its answer.
+func sendOneCharge(url string) int {
+	body := "amount=1999&currency=usd&customer=cus_1&metadata[intent_key]=key-1"
+	r, err := http.NewRequestWithContext(context.Background(), http.MethodPost, url+"/v1/charges", strings.NewReader(body)) //nolint:gosec // G704: the parent test sets the address
+	if err != nil {
+		return 3
+	}
+	r.Header.Set("Authorization", "Bearer sk_test_child_1")
+	r.Header.Set("Idempotency-Key", "key-1")
+	response, err := (&http.Transport{}).RoundTrip(r)
+	if err != nil {
+		return 4
+	}
+	_ = response.Body.Close()
+	return 0
+}
+
+func TestKilledClientsChargeIsFound(t *testing.T) {
+	t.Parallel()
+	b := setup(t, auto())
+	require.Equal(t, http.StatusOK, control(t, b, "POST", "/faults", `[{"do":"hold_after_effect","match":{"intent_key":"key-1"},"count":1}]`, nil))
+	self, err := os.Executable()
+	require.NoError(t, err)
+	child := exec.CommandContext(t.Context(), self) //nolint:gosec // G204: this very test binary
+	child.Env = append(os.Environ(), childURL+"="+b.URL)
+	require.NoError(t, child.Start())
+	require.Equal(t, http.StatusOK, control(t, b, "GET", "/held?wait=10s", "", nil))
+	require.NoError(t, child.Process.Kill())
+	var exit *exec.ExitError
+	require.ErrorAs(t, child.Wait(), &exit)
+	require.Equal(t, -1, exit.ExitCode(), "killed, not ended")
+
+	require.Len(t, b.Charges(), 1)
+	require.Eventually(t, func() bool { return len(b.Held()) == 0 }, patience, time.Millisecond)
+	made, err := b.api.Charges.New(chargeParams("key-1", "cus_1", 1999))
+	require.NoError(t, err)
+	require.Equal(t, b.Charges()[0].ID, made.ID)
+	require.Len(t, b.Charges(), 1)
+}
 
 const patience = 10 * time.Second
 

@@ -25,7 +25,7 @@ func TestDeniedFromTheThirdCallOn(t *testing.T) {
 		Match: stripetest.Match{Method: "POST", Path: "/v1/charges"}, Trigger: stripetest.Trigger{Nth: 3},
 	}))
 	for i, key := range []string{"a", "b", "c", "d"} {
-		_, err := api.Charges.New(charge(key, "cus_1", 500))
+		_, err := api.Charges.New(charge(key, 500))
 		require.Equal(t, i < 2, err == nil, key)
 	}
 	require.Equal(t, http.StatusUnauthorized, wire.last.Load().status)
@@ -41,12 +41,12 @@ func TestAwayProxySendsNothing(t *testing.T) {
 		vaultkeytest.Fault{Do: vaultkeytest.Away, Trigger: stripetest.Trigger{Count: 1}},
 		vaultkeytest.Fault{Do: vaultkeytest.Unavailable, Trigger: stripetest.Trigger{Count: 1}},
 	))
-	_, err := api.Charges.New(charge("key-1", "cus_1", 500))
+	_, err := api.Charges.New(charge("key-1", 500))
 	require.ErrorContains(t, err, "EOF")
-	_, err = api.Charges.New(charge("key-1", "cus_1", 500))
+	_, err = api.Charges.New(charge("key-1", 500))
 	require.ErrorContains(t, err, "503")
 	require.Empty(t, b.stripe.Requests())
-	_, err = api.Charges.New(charge("key-1", "cus_1", 500))
+	_, err = api.Charges.New(charge("key-1", 500))
 	require.NoError(t, err)
 }
 
@@ -56,10 +56,10 @@ func TestLostAnswerIsBookedAndFoundAgain(t *testing.T) {
 	secret, _ := b.issue(t, hundredDollars)
 	api, _ := b.api(t, secret)
 	require.NoError(t, b.proxy.AddFaults(vaultkeytest.Fault{Do: vaultkeytest.DropAnswer, Trigger: stripetest.Trigger{Count: 1}}))
-	_, err := api.Charges.New(charge("key-1", "cus_1", 500))
+	_, err := api.Charges.New(charge("key-1", 500))
 	require.ErrorContains(t, err, "EOF")
 	require.Equal(t, int64(500), b.proxy.Keys()[0].SpentCents)
-	made, err := api.Charges.New(charge("key-1", "cus_1", 500))
+	made, err := api.Charges.New(charge("key-1", 500))
 	require.NoError(t, err)
 	require.Equal(t, b.stripe.Charges()[0].ID, made.ID)
 	require.Equal(t, int64(500), b.proxy.Keys()[0].SpentCents)
@@ -72,7 +72,7 @@ func TestProxyThatDropsTheIdempotencyKeyChargesTwice(t *testing.T) {
 	api, _ := b.api(t, secret)
 	require.NoError(t, b.proxy.AddFaults(vaultkeytest.Fault{Do: vaultkeytest.DropIdempotencyKey}))
 	for range 2 {
-		_, err := api.Charges.New(charge("key-1", "cus_1", 500))
+		_, err := api.Charges.New(charge("key-1", 500))
 		require.NoError(t, err)
 	}
 	require.Len(t, b.stripe.DoubleCharges()["key-1"], 2)
@@ -87,7 +87,7 @@ func TestClientThatLeavesDoesNotLoseItsBooking(t *testing.T) {
 	require.NoError(t, b.stripe.AddFaults(stripetest.Fault{Do: stripetest.HoldAfterEffect, Trigger: stripetest.Trigger{Count: 1}}))
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
-	p := charge("key-1", "cus_1", 500)
+	p := charge("key-1", 500)
 	p.Context = ctx
 	var running sync.WaitGroup
 	running.Go(func() { _, _ = api.Charges.New(p) })
@@ -112,10 +112,10 @@ func TestRedirectsAndPagesPassThrough(t *testing.T) {
 		stripetest.Fault{Do: stripetest.Redirect, Status: 307, Location: "http://127.0.0.1:1/", Trigger: stripetest.Trigger{Count: 1}},
 		stripetest.Fault{Do: stripetest.BadGateway, Trigger: stripetest.Trigger{Count: 1}},
 	))
-	_, err := api.Charges.New(charge("key-1", "cus_1", 500))
+	_, err := api.Charges.New(charge("key-1", 500))
 	require.Error(t, err)
 	require.Equal(t, 307, wire.last.Load().status)
-	_, err = api.Charges.New(charge("key-1", "cus_1", 500))
+	_, err = api.Charges.New(charge("key-1", 500))
 	require.ErrorContains(t, err, "502")
 	require.Equal(t, int64(500), b.proxy.Keys()[0].ReservedCents)
 }
@@ -133,7 +133,7 @@ func TestOtherCurrenciesAreCountedRefusedOrIgnoredAsSaid(t *testing.T) {
 			b := setup(t, vaultkeytest.Config{OtherCurrency: policy})
 			secret, _ := b.issue(t, hundredDollars)
 			api, _ := b.api(t, secret)
-			p := charge("key-1", "cus_1", 500)
+			p := charge("key-1", 500)
 			p.Currency = new("eur")
 			_, err := api.Charges.New(p)
 			require.Equal(t, want.passes, err == nil)
@@ -175,9 +175,9 @@ func TestControlPagesDriveTheProxy(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, b.vault(t, "POST", "/_standin/faults", `[{"do":"deny","style":"nonsense"}]`, "", nil))
 	require.Equal(t, http.StatusBadRequest, b.vault(t, "POST", "/_standin/faults", `[{"do":"deny","match":{"customer":"cus_1"}}]`, "", nil))
 	require.Equal(t, http.StatusOK, b.vault(t, "POST", "/_standin/faults", `{"faults":[{"do":"deny","style":"flat_429","nth":2,"count":1,"delay":"1ms"}],"replace":true}`, "", nil))
-	_, err := api.Charges.New(charge("key-1", "cus_1", 500))
+	_, err := api.Charges.New(charge("key-1", 500))
 	require.NoError(t, err)
-	_, err = api.Charges.New(charge("key-2", "cus_1", 500))
+	_, err = api.Charges.New(charge("key-2", 500))
 	require.Error(t, err)
 	require.Equal(t, 429, wire.last.Load().status)
 	var script struct{ Faults []vaultkeytest.FaultState }

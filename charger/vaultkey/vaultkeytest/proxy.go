@@ -59,7 +59,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, fault *Fault) {
 
 	status, header, body, err := s.send(r, call, fault)
 	if err != nil {
-		s.log.Debug("stripe did not answer the proxy", slog.Any("error", err))
+		s.log.DebugContext(r.Context(), "stripe did not answer the proxy", slog.Any("error", err))
 		status, header, body = http.StatusBadGateway, http.Header{"Content-Type": {"application/json"}}, []byte(`{"error":"upstream did not answer"}`)
 	}
 	s.conclude(b, status, header, body)
@@ -79,7 +79,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, fault *Fault) {
 		}
 	}
 	w.WriteHeader(status)
-	_, _ = w.Write(body) // a client that left is no concern of the stand-in
+	_, _ = w.Write(body) //nolint:gosec // G705: a proxy passes on what Stripe said; a client that left is no concern
 }
 
 // refusal says why the call may not pass, whatever it costs. The caller holds s.mu.
@@ -114,7 +114,7 @@ func (s *Server) send(r *http.Request, call *proxied, fault *Fault) (int, http.H
 	if r.URL.RawQuery != "" {
 		target += "?" + r.URL.RawQuery
 	}
-	out, err := http.NewRequestWithContext(ctx, call.method, target, bytes.NewReader(call.raw))
+	out, err := http.NewRequestWithContext(ctx, call.method, target, bytes.NewReader(call.raw)) //nolint:gosec // G704: forwarding is what a proxy is for; the host comes from Config
 	if err != nil {
 		return 0, nil, nil, fmt.Errorf("make the call to Stripe: %w", err)
 	}
@@ -127,7 +127,7 @@ func (s *Server) send(r *http.Request, call *proxied, fault *Fault) (int, http.H
 	if fault != nil && fault.Do == DropIdempotencyKey {
 		out.Header.Del("Idempotency-Key")
 	}
-	response, err := s.upstream.Do(out) //nolint:gosec // G704: forwarding is what a proxy is for; host and scheme come from Config
+	response, err := s.upstream.Do(out) //nolint:gosec // G704: as above
 	if err != nil {
 		return 0, nil, nil, fmt.Errorf("call Stripe: %w", err)
 	}

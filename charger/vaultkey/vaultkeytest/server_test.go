@@ -109,8 +109,8 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-func charge(key, customer string, amount int64) *stripe.ChargeParams {
-	p := &stripe.ChargeParams{Amount: &amount, Currency: new("usd"), Customer: &customer}
+func charge(key string, amount int64) *stripe.ChargeParams {
+	p := &stripe.ChargeParams{Amount: &amount, Currency: new("usd"), Customer: new("cus_1")}
 	p.SetIdempotencyKey(key)
 	p.AddMetadata("intent_key", key)
 	return p
@@ -132,7 +132,7 @@ func TestCallsReachStripeWithTheRealKeyAndTheIdempotencyKeyUntouched(t *testing.
 	b := setup(t, vaultkeytest.Config{})
 	secret, key := b.issue(t, hundredDollars)
 	api, _ := b.api(t, secret)
-	made, err := api.Charges.New(charge("key-1", "cus_1", 2500))
+	made, err := api.Charges.New(charge("key-1", 2500))
 	require.NoError(t, err)
 	require.Equal(t, int64(2500), made.Amount)
 	require.True(t, strings.HasPrefix(made.LastResponse.RequestID, "req_"))
@@ -171,16 +171,16 @@ func TestCapHoldsToTheCentUnderManyConcurrentCalls(t *testing.T) {
 	require.Equal(t, int64(40), charged.Load())
 	require.Equal(t, int64(60), denied.Load())
 	require.Len(t, b.stripe.Charges(), 40)
-	_, err := api.Charges.New(charge("last-2", "cus_1", 51))
+	_, err := api.Charges.New(charge("last-2", 51))
 	require.Error(t, err, "one cent is left")
 	k := b.proxy.Keys()[0]
 	require.Equal(t, [2]int64{10_000, 0}, [2]int64{k.SpentCents, k.ReservedCents})
 
 	secret, _ = b.issue(t, `{"vendor":"stripe","cap":"10.01"}`)
 	api, _ = b.api(t, secret)
-	_, err = api.Charges.New(charge("whole", "cus_1", 1001))
+	_, err = api.Charges.New(charge("whole", 1001))
 	require.NoError(t, err, "a cap is reached exactly")
-	_, err = api.Charges.New(charge("over", "cus_1", 50))
+	_, err = api.Charges.New(charge("over", 50))
 	require.Error(t, err)
 }
 
@@ -189,10 +189,10 @@ func TestReplaysAreCountedOnceAlsoAtTheCap(t *testing.T) {
 	b := setup(t, vaultkeytest.Config{})
 	secret, _ := b.issue(t, hundredDollars)
 	api, _ := b.api(t, secret)
-	first, err := api.Charges.New(charge("key-1", "cus_1", 10_000))
+	first, err := api.Charges.New(charge("key-1", 10_000))
 	require.NoError(t, err)
 	for range 3 {
-		again, err := api.Charges.New(charge("key-1", "cus_1", 10_000))
+		again, err := api.Charges.New(charge("key-1", 10_000))
 		require.NoError(t, err, "a replay moves no money and must pass at the cap")
 		require.Equal(t, first.ID, again.ID)
 	}
@@ -200,7 +200,7 @@ func TestReplaysAreCountedOnceAlsoAtTheCap(t *testing.T) {
 
 	other, _ := b.issue(t, hundredDollars)
 	second, _ := b.api(t, other)
-	_, err = second.Charges.New(charge("key-1", "cus_1", 10_000))
+	_, err = second.Charges.New(charge("key-1", 10_000))
 	require.NoError(t, err)
 	require.Equal(t, int64(0), b.proxy.Keys()[1].SpentCents, "the charge counts where it was made")
 	require.Len(t, b.stripe.Charges(), 1)
@@ -213,11 +213,11 @@ func TestChargeMadeWithoutTheProxyIsNotCounted(t *testing.T) {
 		URL: new(b.stripe.URL), MaxNetworkRetries: stripe.Int64(0), HTTPClient: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
 	})
 	direct := client.New(stripeKey, &stripe.Backends{API: backend, Connect: backend, Uploads: backend})
-	_, err := direct.Charges.New(charge("key-1", "cus_1", 700))
+	_, err := direct.Charges.New(charge("key-1", 700))
 	require.NoError(t, err)
 	secret, _ := b.issue(t, hundredDollars)
 	api, _ := b.api(t, secret)
-	replay, err := api.Charges.New(charge("key-1", "cus_1", 700))
+	replay, err := api.Charges.New(charge("key-1", 700))
 	require.NoError(t, err)
 	require.Equal(t, "true", replay.LastResponse.Header.Get("Idempotent-Replayed"))
 	k := b.proxy.Keys()[0]
@@ -229,15 +229,15 @@ func TestKeyForgottenByStripeIsCountedAgain(t *testing.T) {
 	b := setup(t, vaultkeytest.Config{})
 	secret, _ := b.issue(t, hundredDollars)
 	api, _ := b.api(t, secret)
-	_, err := api.Charges.New(charge("key-1", "cus_1", 6000))
+	_, err := api.Charges.New(charge("key-1", 6000))
 	require.NoError(t, err)
 	b.stripe.Advance(25 * time.Hour)
-	_, err = api.Charges.New(charge("key-1", "cus_1", 6000))
+	_, err = api.Charges.New(charge("key-1", 6000))
 	require.NoError(t, err)
 	require.Len(t, b.stripe.Charges(), 2)
 	require.Equal(t, int64(12_000), b.proxy.Keys()[0].SpentCents, "money that moved counts, cap or not")
 	b.proxy.Advance(25 * time.Hour)
-	_, err = api.Charges.New(charge("key-1", "cus_1", 6000))
+	_, err = api.Charges.New(charge("key-1", 6000))
 	require.Error(t, err, "past a day the proxy reserves anew")
 }
 
@@ -257,22 +257,33 @@ func TestDeclinesGiveBackAndDoubtDoesNot(t *testing.T) {
 		stripetest.Fault{Do: stripetest.RateLimit, Trigger: once},
 		stripetest.Fault{Do: stripetest.KeyInUse, Trigger: once},
 	))
-	_, err = api.Charges.New(charge("key-2", "cus_1", 9000))
+	_, err = api.Charges.New(charge("key-2", 9000))
 	require.Error(t, err)
 	require.Equal(t, int64(0), b.proxy.Keys()[0].ReservedCents, "a 429 on the first send did nothing")
 	for _, what := range []string{"cut body", "429", "409"} {
-		_, err = api.Charges.New(charge("key-2", "cus_1", 9000))
+		_, err = api.Charges.New(charge("key-2", 9000))
 		require.Error(t, err, what)
 		require.Equal(t, int64(9000), b.proxy.Keys()[0].ReservedCents, "after %s the first send is still in doubt", what)
 	}
-	_, err = api.Charges.New(charge("key-3", "cus_1", 9000))
+	_, err = api.Charges.New(charge("key-3", 9000))
 	require.Error(t, err, "what is in doubt holds the cap")
-	made, err := api.Charges.New(charge("key-2", "cus_1", 9000))
+	made, err := api.Charges.New(charge("key-2", 9000))
 	require.NoError(t, err)
 	require.Equal(t, "true", made.LastResponse.Header.Get("Idempotent-Replayed"))
 	k := b.proxy.Keys()[0]
 	require.Equal(t, [2]int64{9000, 0}, [2]int64{k.SpentCents, k.ReservedCents})
 	require.Len(t, b.stripe.Charges(), 1)
+}
+
+func TestKeyInUseElsewhereKeepsTheReservation(t *testing.T) {
+	t.Parallel()
+	b := setup(t, vaultkeytest.Config{})
+	secret, _ := b.issue(t, hundredDollars)
+	api, _ := b.api(t, secret)
+	require.NoError(t, b.stripe.AddFaults(stripetest.Fault{Do: stripetest.KeyInUse, Trigger: stripetest.Trigger{Count: 1}}))
+	_, err := api.Charges.New(charge("key-1", 9000))
+	require.Error(t, err)
+	require.Equal(t, int64(9000), b.proxy.Keys()[0].ReservedCents, "another send under this key is under way")
 }
 
 func TestNewVaultKeyTakesTheDoubtOver(t *testing.T) {
@@ -281,12 +292,12 @@ func TestNewVaultKeyTakesTheDoubtOver(t *testing.T) {
 	secret, old := b.issue(t, hundredDollars)
 	api, _ := b.api(t, secret)
 	require.NoError(t, b.stripe.AddFaults(stripetest.Fault{Do: stripetest.CloseBeforeEffect, Trigger: stripetest.Trigger{Count: 1}}))
-	_, err := api.Charges.New(charge("key-1", "cus_1", 9000))
+	_, err := api.Charges.New(charge("key-1", 9000))
 	require.Error(t, err)
 	require.Equal(t, http.StatusOK, b.vault(t, "DELETE", "/vault/keys/"+old.ID, "", adminKey, nil))
 	secret, _ = b.issue(t, hundredDollars)
 	api, _ = b.api(t, secret)
-	_, err = api.Charges.New(charge("key-1", "cus_1", 9000))
+	_, err = api.Charges.New(charge("key-1", 9000))
 	require.NoError(t, err)
 	keys := b.proxy.Keys()
 	require.Equal(t, "revoked", keys[0].Status)
@@ -321,12 +332,12 @@ func TestDailyCapBeginsAnewAtMidnight(t *testing.T) {
 	b := setup(t, vaultkeytest.Config{Now: func() time.Time { return noon }})
 	secret, _ := b.issue(t, `{"vendor":"stripe","daily_usd_cap":10}`)
 	api, _ := b.api(t, secret)
-	_, err := api.Charges.New(charge("key-1", "cus_1", 1000))
+	_, err := api.Charges.New(charge("key-1", 1000))
 	require.NoError(t, err)
-	_, err = api.Charges.New(charge("key-2", "cus_1", 1000))
+	_, err = api.Charges.New(charge("key-2", 1000))
 	require.Error(t, err)
 	b.proxy.Advance(12 * time.Hour)
-	_, err = api.Charges.New(charge("key-2", "cus_1", 1000))
+	_, err = api.Charges.New(charge("key-2", 1000))
 	require.NoError(t, err)
 	require.Len(t, b.stripe.Charges(), 2)
 }
@@ -349,7 +360,7 @@ func TestExpiredRevokedUnknownAndUnlistedAreDenied(t *testing.T) {
 	require.Equal(t, http.StatusForbidden, wire.last.Load().status)
 
 	b.proxy.Advance(7 * time.Hour)
-	_, err = api.Charges.New(charge("key-2", "cus_1", 500))
+	_, err = api.Charges.New(charge("key-2", 500))
 	require.Error(t, err)
 	require.Equal(t, http.StatusUnauthorized, wire.last.Load().status)
 	require.Contains(t, wire.last.Load().body, "expired")
@@ -359,7 +370,7 @@ func TestExpiredRevokedUnknownAndUnlistedAreDenied(t *testing.T) {
 	require.Equal(t, http.StatusOK, b.vault(t, "POST", "/vault/keys/"+key.ID+"/revoke", "", adminKey, nil))
 	for _, bad := range []string{secret, "vk_live_none"} {
 		api, wire = b.api(t, bad)
-		_, err = api.Charges.New(charge("key-3", "cus_1", 500))
+		_, err = api.Charges.New(charge("key-3", 500))
 		require.Error(t, err)
 		require.Equal(t, http.StatusUnauthorized, wire.last.Load().status)
 	}
@@ -387,7 +398,7 @@ func TestEveryStyleOfDenial(t *testing.T) {
 			b := setup(t, vaultkeytest.Config{Denial: style, MarkerHeader: "X-Spend-Cap-Decision"})
 			secret, _ := b.issue(t, hundredDollars)
 			api, wire := b.api(t, secret)
-			_, err := api.Charges.New(charge("key-1", "cus_1", 10_001))
+			_, err := api.Charges.New(charge("key-1", 10_001))
 			require.Error(t, err)
 			last := wire.last.Load()
 			require.Equal(t, want.status, last.status)
