@@ -47,7 +47,7 @@ func TestMachineWithoutPostgresStartsNothing(t *testing.T) {
 
 func TestParallelStartsDownloadTwice(t *testing.T) {
 	t.Parallel()
-	repo := serveRepository(t, ownArchive(t), "")
+	repo := serveRepository(t, scriptArchive(t), "")
 	cfg := Config{FetchURL: repo.URL, CacheDir: reachable(t)}
 	account, err := serviceAccount(t.Context())
 	require.NoError(t, err)
@@ -67,7 +67,7 @@ func TestParallelStartsDownloadTwice(t *testing.T) {
 
 func TestDamagedDownloadIsUsed(t *testing.T) {
 	t.Parallel()
-	repo := serveRepository(t, ownArchive(t), strings.Repeat("0", sha256.Size*2))
+	repo := serveRepository(t, scriptArchive(t), strings.Repeat("0", sha256.Size*2))
 	cfg := Config{FetchURL: repo.URL, CacheDir: reachable(t)}
 	_, err := start(t.Context(), cfg, nil)
 	require.ErrorContains(t, err, "downloaded checksums do not match")
@@ -196,11 +196,31 @@ func ownArchive(t *testing.T) []byte {
 		}
 	}
 	require.NoError(t, w.Close())
+	return jarOf(t, tarball.Bytes())
+}
+
+// scriptArchive is a small one for tests that start no server: its programs only say their version.
+func scriptArchive(t *testing.T) []byte {
+	t.Helper()
+	var tarball bytes.Buffer
+	w := tar.NewWriter(&tarball)
+	for _, program := range []string{"initdb", "postgres", "pg_ctl"} {
+		script := "#!/bin/sh\necho '" + program + " (PostgreSQL) 17.5'\nexit $(($# > 1))\n" // pg_ctl start fails
+		require.NoError(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "bin/" + program, Mode: 0o755, Size: int64(len(script))}))
+		_, err := w.Write([]byte(script))
+		require.NoError(t, err)
+	}
+	require.NoError(t, w.Close())
+	return jarOf(t, tarball.Bytes())
+}
+
+func jarOf(t *testing.T, tarball []byte) []byte {
+	t.Helper()
 	var jar bytes.Buffer
 	z := zip.NewWriter(&jar)
 	entry, err := z.Create("postgres-test.txz")
 	require.NoError(t, err)
-	_, err = entry.Write(xzStored(tarball.Bytes()))
+	_, err = entry.Write(xzStored(tarball))
 	require.NoError(t, err)
 	require.NoError(t, z.Close())
 	return jar.Bytes()
