@@ -38,7 +38,7 @@ func quote(name string) string { return pgx.Identifier{name}.Sanitize() }
 
 func readFile(t *testing.T, path string) string {
 	t.Helper()
-	content, err := os.ReadFile(path)
+	content, err := os.ReadFile(path) //nolint:gosec // a file of this package
 	require.NoError(t, err)
 	return string(content)
 }

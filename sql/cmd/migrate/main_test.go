@@ -111,7 +111,7 @@ func TestWrongDatabaseURLIsOneSentence(t *testing.T) {
 	}{
 		"missing":        {url: "", code: 2, says: "is not set"},
 		"blank":          {url: "  ", code: 2, says: "is not set"},
-		"unparsable":     {url: "postgres://u:secret%zz@h/d", code: 2, says: "cannot be read"},
+		"unparsable":     {url: "postgres://u:secret%zz@h/d", code: 2, says: "cannot be read"}, //nolint:gosec // no password
 		"no database":    {url: change(t, good.URL, func(u *url.URL) { u.Path = "/no_such_database" }), code: 2, says: "does not exist"},
 		"wrong password": {url: change(t, good.URL, func(u *url.URL) { u.User = url.UserPassword(userOf(good), "wrong-secret") }), code: 2, says: "password"},
 		"not UTF8":       {url: latin.URL, code: 2, says: "LATIN1"},
