@@ -165,6 +165,29 @@ func TestFirstSendFreezesTheRequestOnce(t *testing.T) {
 	require.Equal(t, int64(2), count(t, f, "SELECT count(*) FROM billing.charge_attempts WHERE intent_id = $1", intent))
 }
 
+// A worker reads the intent, a person corrects its terms, the worker claims: the old bytes must not be sent.
+func TestTermsCorrectedBeforeTheClaimRefuseIt(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	run := f.usualRun(t)
+	changes := map[string]string{
+		"amount":     "amount_cents = 7, reserved_cents = 7",
+		"customer":   "stripe_customer_id = 'cus_other'",
+		"generation": "key_generation = 2",
+	}
+	for name, change := range changes {
+		intent := f.intent(t, owed{})
+		f.dispatch(t, run, intent)
+		seen := f.createClaim(t, intent)
+		mustExec(t, f, "UPDATE billing.intents SET "+change+" WHERE id = $1", intent)
+		_, err := f.q.IntentClaim(t.Context(), f, seen)
+		require.Error(t, err, name)
+		require.Contains(t, []string{"", "charge_requests_terms"}, constraintOf(err), "%s: %v", name, err)
+		require.Equal(t, schema.StatusPending, f.statusOf(t, intent), name)
+		f.send(t, intent) // with what stands there now, under the key of its generation
+	}
+}
+
 // The trigger that keeps doubt sticky runs inside the very statement that resolves the doubt, and must see it.
 func TestFinishSeesItsOwnResolution(t *testing.T) {
 	t.Parallel()

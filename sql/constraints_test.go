@@ -174,16 +174,28 @@ func impossibleMoves() []impossibleRow {
 }
 
 func impossibleRequests() []impossibleRow {
-	request := func(generation, key, api, amount string) string {
-		return fmt.Sprintf(`INSERT INTO billing.charge_requests (intent_id, key_generation, idempotency_key, stripe_api, path, body, api_version,
-			stripe_account, customer, amount_cents, currency) VALUES ({PENDING}, %s, %s, '%s', '/', '', 'v', 'acct', 'cus_1', %s, 'usd')`, generation, key, api, amount)
+	// A copy of the charged intent's request with something else in it; what is not the intent's is refused first.
+	request := func(change string) string {
+		return `CREATE TEMP TABLE copy ON COMMIT DROP AS SELECT * FROM billing.charge_requests WHERE intent_id = {CHARGED};
+			UPDATE copy SET intent_id = {PENDING}, (idempotency_key, amount_cents, customer) =
+				(SELECT idempotency_key, amount_cents, stripe_customer_id FROM billing.intents WHERE id = {PENDING});
+			UPDATE copy SET ` + change + `; INSERT INTO billing.charge_requests SELECT * FROM copy`
+	}
+	untriggered := func(change string) string {
+		return "ALTER TABLE billing.charge_requests DISABLE TRIGGER charge_requests_terms;" + request(change)
 	}
 	rows := []impossibleRow{
-		{"charge_requests_intent_id_fkey", strings.Replace(request("1", "'k'", "charges", "1"), "{PENDING}", "-1", 1)},
-		{"charge_requests_key_generation_positive", request("0", "'k'", "charges", "1")},
-		{"charge_requests_idempotency_key_once", request("1", "(SELECT idempotency_key FROM billing.charge_requests WHERE intent_id = {CHARGED})", "charges", "1")},
-		{"charge_requests_stripe_api_known", request("1", "'k'", "sources", "1")},
-		{"charge_requests_amount_positive", request("1", "'k'", "charges", "0")},
+		{"charge_requests_terms", request("intent_id = -1")},
+		{"charge_requests_terms", request("key_generation = 2")},
+		{"charge_requests_terms", request("idempotency_key = 'k'")},
+		{"charge_requests_terms", request("amount_cents = amount_cents + 1")},
+		{"charge_requests_terms", request("currency = 'eur'")},
+		{"charge_requests_terms", request("customer = 'cus_other'")},
+		{"charge_requests_intent_id_fkey", untriggered("intent_id = -1")},
+		{"charge_requests_key_generation_positive", untriggered("key_generation = 0")},
+		{"charge_requests_idempotency_key_once", untriggered("idempotency_key = (SELECT idempotency_key FROM billing.charge_requests WHERE intent_id = {CHARGED})")},
+		{"charge_requests_stripe_api_known", request("stripe_api = 'sources'")},
+		{"charge_requests_amount_positive", untriggered("amount_cents = 0")},
 		{"charge_requests_object_id_form", "UPDATE billing.charge_requests SET object_id = 'req_1' WHERE intent_id = {CHARGING}"},
 		{"charge_requests_frozen", "UPDATE billing.charge_requests SET object_id = 'pi_other' WHERE intent_id = {CHARGED}"},
 		{"charge_requests_frozen", "UPDATE billing.charge_requests SET object_id = NULL WHERE intent_id = {CHARGED}"},

@@ -451,6 +451,26 @@ CREATE TRIGGER intents_terms BEFORE UPDATE OF amount_cents, currency, stripe_cus
         OR NEW.stripe_customer_id <> OLD.stripe_customer_id OR NEW.key_generation <> OLD.key_generation)
     EXECUTE FUNCTION billing.check_intent_terms();
 
+-- What is frozen is what the intent says at this moment: between a worker's look at an intent and its claim a person may
+-- have corrected the terms, and the bytes of the old ones must not go out under the new ones' name.
+-- +goose StatementBegin
+CREATE FUNCTION billing.check_request_terms() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT EXISTS (
+        SELECT 1 FROM billing.intents i
+        WHERE i.id = NEW.intent_id AND i.key_generation = NEW.key_generation AND i.amount_cents = NEW.amount_cents
+          AND i.currency = NEW.currency AND i.stripe_customer_id = NEW.customer
+          AND NEW.idempotency_key = CASE i.key_generation WHEN 1 THEN i.idempotency_key ELSE left(encode(sha256(convert_to(
+              i.customer_id || ':' || i.billing_period || ':' || i.namespace || ':' || i.key_generation, 'UTF8')), 'hex'), 32) END) THEN
+        RAISE EXCEPTION 'charge request of intent % generation % does not have the intent''s key and terms', NEW.intent_id, NEW.key_generation
+            USING ERRCODE = 'check_violation', CONSTRAINT = 'charge_requests_terms';
+    END IF;
+    RETURN NEW;
+END $$;
+-- +goose StatementEnd
+CREATE TRIGGER charge_requests_terms BEFORE INSERT ON billing.charge_requests FOR EACH ROW
+    EXECUTE FUNCTION billing.check_request_terms();
+
 -- The frozen request stays frozen: the key, the bytes and the first send never change.
 -- +goose StatementBegin
 CREATE FUNCTION billing.refuse_request_change() RETURNS trigger LANGUAGE plpgsql AS $$
