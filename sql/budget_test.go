@@ -19,7 +19,7 @@ func TestAllocateNeverExceedsTheCap(t *testing.T) {
 	t.Parallel()
 	const takers, each, cents = 20, 10, 70
 	f := newFixture(t)
-	run := f.run(t, usualNamespace, usualPeriod, "usd", 5_000) // cap 10000: 142 of the 200 wishes
+	run := f.run(t, usualNamespace, "usd", 5_000) // cap 10000: 142 of the 200 wishes
 	pool := f.db.Pool(t, sql.RoleCharger)
 	var granted atomic.Int64
 	group, ctx := errgroup.WithContext(t.Context())
@@ -51,7 +51,7 @@ func TestTokensOfOneSecondNeverExceedTheBudget(t *testing.T) {
 	for taker := range takers {
 		group.Go(func() error {
 			for {
-				slot, got, left, err := takeWithSlot(ctx, f.q, pool, int32(1+taker%3), perSecond) //nolint:gosec // 1 to 3
+				slot, got, left, err := takeWithSlot(ctx, f.q, pool, int32(1+taker%3), perSecond)
 				if err != nil {
 					return err
 				}

@@ -209,7 +209,9 @@ func impossibleRequests() []impossibleRow {
 	} {
 		rows = append(rows, impossibleRow{"charge_requests_frozen", "UPDATE billing.charge_requests SET " + change + " WHERE intent_id = {CHARGING}"})
 	}
-	attempt := func(what string) string { return "UPDATE billing.charge_attempts SET " + what + " WHERE intent_id = {CHARGING}" }
+	attempt := func(what string) string {
+		return "UPDATE billing.charge_attempts SET " + what + " WHERE intent_id = {CHARGING}"
+	}
 	return append(rows,
 		impossibleRow{"charge_attempts_intent_id_fkey", attempt("intent_id = -1")},
 		impossibleRow{"charge_attempts_operation_known", attempt("operation = 'refund'")},

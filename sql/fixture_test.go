@@ -47,11 +47,11 @@ func (f *fixture) namespace(t *testing.T, name string) {
 	mustExec(t, f, "INSERT INTO billing.namespaces (namespace, period_format) VALUES ($1, 'month')", name)
 }
 
-// run opens a run whose cap is twice what is expected.
-func (f *fixture) run(t *testing.T, namespace, period, currency string, expectedCents int64) int64 {
+// run opens a run of the usual period whose cap is twice what is expected.
+func (f *fixture) run(t *testing.T, namespace, currency string, expectedCents int64) int64 {
 	t.Helper()
 	id, err := f.q.RunOpen(t.Context(), f, queries.RunOpenParams{
-		Namespace: namespace, BillingPeriod: period, Currency: currency, ExpectedTotalCents: expectedCents,
+		Namespace: namespace, BillingPeriod: usualPeriod, Currency: currency, ExpectedTotalCents: expectedCents,
 		HeadroomPercent: "100", CapCents: 2 * expectedCents, OpenedBy: "operator",
 	})
 	require.NoError(t, err)
@@ -60,7 +60,7 @@ func (f *fixture) run(t *testing.T, namespace, period, currency string, expected
 
 func (f *fixture) usualRun(t *testing.T) int64 {
 	t.Helper()
-	return f.run(t, usualNamespace, usualPeriod, "usd", 1_000_000)
+	return f.run(t, usualNamespace, "usd", 1_000_000)
 }
 
 func (f *fixture) intent(t *testing.T, o owed) int64 {
