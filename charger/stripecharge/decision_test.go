@@ -88,6 +88,8 @@ func objectCases() []decisionCase {
 			MetadataIntentKey: "0123456789abcdef0123456789abcdef", MetadataKeyGeneration: "2",
 		})},
 		{class: ClassMismatch, name: "id_of_another_kind", result: "mismatch", calls: 1, run: altered("id", "re_1")},
+		{class: ClassMismatch, name: "right_terms_of_another_kind", result: "mismatch", calls: 1, run: anotherKind},
+		{class: ClassMismatch, name: "not_captured", result: "mismatch", calls: 1, run: notCaptured},
 		{class: ClassMismatch, name: "unknown_status", result: "mismatch", calls: 1, run: altered("status", "requires_capture")},
 		{class: ClassMismatch, name: "list_instead_of_object", result: "mismatch", calls: 1, run: answered(200, "req_1", `{"object":"list","data":[],"has_more":false}`)},
 		{class: ClassMismatch, name: "null", result: "mismatch", calls: 1, run: answered(200, "req_1", `null`)},
@@ -234,6 +236,28 @@ func onStandIn(customer string, faults ...stripetest.Fault) func(*testing.T, API
 
 func altered(field string, value any) func(*testing.T, API) (Answer, int64) {
 	return onStandIn("cus_1", stripetest.Fault{Do: stripetest.Alter, Set: map[string]any{field: value}})
+}
+
+// anotherKind answers a create by an object of the other API that is right in everything else.
+func anotherKind(t *testing.T, api API) (Answer, int64) {
+	t.Helper()
+	fields := `"id":"pi_1","object":"payment_intent","amount_received":12345,"latest_charge":"ch_1"`
+	if api == APIPaymentIntents {
+		fields = `"id":"ch_1","object":"charge","captured":true`
+	}
+	return answered(200, "req_1", `{`+fields+`,"status":"succeeded","amount":12345,"currency":"usd","customer":"cus_1","livemode":false,"metadata":{`+
+		`"intent_key":"0123456789abcdef0123456789abcdef","key_generation":"1"}}`)(t, api)
+}
+
+// notCaptured is a success whose money was only authorised, or whose charge is missing.
+func notCaptured(t *testing.T, api API) (Answer, int64) {
+	t.Helper()
+	if api == APICharges {
+		return altered("captured", false)(t, api)
+	}
+	answer, _ := altered("amount_received", 1)(t, api)
+	require.Equal(t, ClassMismatch, answer.Class)
+	return altered("latest_charge", nil)(t, api)
 }
 
 func answered(status int, requestID, body string) func(*testing.T, API) (Answer, int64) {

@@ -108,20 +108,36 @@ type terms struct {
 	intentKey, keyGeneration string
 }
 
-// terms reads from the frozen bytes whose intent this is.
+// terms reads from the frozen bytes whose intent this is, and that they say what the fields say. It is
+// read several times for each charge, and so looks for its fields alone.
 func (r Request) terms() (terms, error) {
-	values, err := url.ParseQuery(string(r.Body))
-	if err != nil {
-		return terms{}, errors.New("frozen request: the body is not form-encoded")
+	var t terms
+	var amount, currency, customer string
+	wanted := map[string]*string{
+		"amount": &amount, "currency": &currency, "customer": &customer,
+		"metadata[" + MetadataIntentKey + "]": &t.intentKey, "metadata[" + MetadataKeyGeneration + "]": &t.keyGeneration,
 	}
-	t := terms{
-		intentKey:     values.Get("metadata[" + MetadataIntentKey + "]"),
-		keyGeneration: values.Get("metadata[" + MetadataKeyGeneration + "]"),
+	for pair := range strings.SplitSeq(string(r.Body), "&") {
+		name, value, _ := strings.Cut(pair, "=")
+		name, err := url.QueryUnescape(name)
+		if err != nil {
+			return terms{}, errors.New("frozen request: the body is not form-encoded")
+		}
+		field := wanted[name]
+		if field == nil {
+			continue
+		}
+		if *field != "" {
+			return terms{}, fmt.Errorf("frozen request: the body says %s twice", name)
+		}
+		if *field, err = url.QueryUnescape(value); err != nil {
+			return terms{}, errors.New("frozen request: the body is not form-encoded")
+		}
 	}
 	switch {
 	case t.intentKey == "" || t.keyGeneration == "":
 		return t, fmt.Errorf("frozen request: the body lacks metadata %s or %s", MetadataIntentKey, MetadataKeyGeneration)
-	case values.Get("amount") != strconv.FormatInt(r.AmountCents, 10), values.Get("currency") != r.Currency, values.Get("customer") != r.Customer:
+	case amount != strconv.FormatInt(r.AmountCents, 10), currency != r.Currency, customer != r.Customer:
 		return t, errors.New("frozen request: amount, currency or customer are not those of the body")
 	}
 	return t, nil

@@ -246,6 +246,7 @@ func TestStoredRequestThatDisagreesWithItsBytesIsNotSent(t *testing.T) {
 	for name, spoil := range map[string]func(*Request){
 		"amount": func(r *Request) { r.AmountCents++ }, "currency": func(r *Request) { r.Currency = "eur" }, "customer": func(r *Request) { r.Customer = "cus_2" },
 		"path": func(r *Request) { r.Path = "/v1/refunds" }, "version": func(r *Request) { r.APIVersion = "" }, "body": func(r *Request) { r.Body = nil },
+		"amount twice": func(r *Request) { r.Body = append(r.Body, "&amount=12345"...) }, "not a form": func(r *Request) { r.Body = append(r.Body, "&amount%"...) },
 	} {
 		request := testRequest(t, APICharges, "cus_1")
 		spoil(&request)

@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -92,7 +93,7 @@ func TestM4IdleConnectionIsNotReused(t *testing.T) {
 	server.Start()
 	t.Cleanup(server.Close)
 	var dialled []*conn
-	transport := newTransport(new(net.Dialer).DialContext, 200*time.Millisecond)
+	transport := newTransport(new(net.Dialer).DialContext, time.Second)
 	dial := transport.base.DialContext
 	transport.base.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := dial(ctx, network, address)
@@ -114,7 +115,7 @@ func TestM4IdleConnectionIsNotReused(t *testing.T) {
 
 	// Should net/http ever hand out an old one, its Write refuses.
 	dialled[1].mu.Lock()
-	dialled[1].last = time.Now().Add(-time.Second)
+	dialled[1].last = time.Now().Add(-2 * time.Second)
 	dialled[1].mu.Unlock()
 	answer := create()
 	require.Equal(t, ClassNotSent, answer.Class)
@@ -232,6 +233,7 @@ func TestNothingLeavesAfterTheCallHasEnded(t *testing.T) {
 	t.Parallel()
 	inner, outer := net.Pipe()
 	defer func() { _, _ = inner.Close(), outer.Close() }()
+	go func() { _, _ = io.Copy(io.Discard, outer) }()
 	c := newConn(inner, reuseWithin)
 	g := new(gate)
 	g.attach(c)
@@ -240,6 +242,28 @@ func TestNothingLeavesAfterTheCallHasEnded(t *testing.T) {
 	require.ErrorIs(t, err, errShut)
 	sent, _ := g.sent()
 	require.False(t, sent)
+}
+
+// After a call was given up, the kernel must not go on delivering its bytes for minutes: the connection is reset, not closed in order.
+func TestGivenUpCallIsReset(t *testing.T) {
+	t.Parallel()
+	var listen net.ListenConfig
+	listener, err := listen.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { _ = listener.Close() }()
+	ended := make(chan error, 1)
+	go func() {
+		c, err := listener.Accept()
+		if err == nil {
+			_, err = io.Copy(io.Discard, c)
+			_ = c.Close()
+		}
+		ended <- err
+	}()
+	client := newTestClient(t, Config{URL: "http://" + listener.Addr().String(), Key: testKey, Timeout: 50 * time.Millisecond})
+	answer := client.Create(t.Context(), testRequest(t, APICharges, "cus_1"), soon())
+	require.Equal(t, ClassTimeout, answer.Class)
+	require.ErrorIs(t, <-ended, syscall.ECONNRESET)
 }
 
 func newReader(text string) io.Reader { return &onceReader{text: text} }
