@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/riverqueue/river"
@@ -41,26 +42,26 @@ func (w *worker) call(ctx context.Context, job *river.Job[ChargeArgs], intent qu
 	if err := w.rate.take(ctx, budgetOf(op)); errors.Is(err, errNoToken) {
 		return true, river.JobSnooze(time.Second)
 	} else if err != nil {
-		return true, w.later(job, retryPauseMin, fmt.Errorf("database_away: intent %d: %w", intent.ID, err))
+		return true, w.later(job, retryPauseLeast, fmt.Errorf("database_away: intent %d: %w", intent.ID, err))
 	}
 	c, err := w.claim(ctx, job.ID, intent, op, acc, request)
 	if errors.Is(err, errRefused) {
 		return false, nil // read again what changed
 	}
 	if err != nil {
-		return true, w.later(job, retryPauseMin, fmt.Errorf("database_away: %w", err))
+		return true, w.later(job, retryPauseLeast, fmt.Errorf("database_away: %w", err))
 	}
 	w.hold(ctx, HoldAfterClaim, intent.ID)
 	answer, found := w.send(ctx, c)
 	w.hold(ctx, HoldAfterCall, intent.ID)
 	e := endingOf(c, answer, found)
 	if err := w.finish(ctx, c, answer, e); err != nil {
-		return true, w.later(job, retryPauseMin, fmt.Errorf("finish_failed: the call ended as %s; next: the same key again: %w", e.result, err))
+		return true, w.later(job, retryPauseLeast, fmt.Errorf("finish_failed: the call ended as %s; next: the same key again: %w", e.result, err))
 	}
 	w.hold(ctx, HoldAfterFinish, intent.ID)
 	if e.slowDown {
 		if err := w.rate.shrink(ctx, budgetOf(op)); err != nil {
-			w.log.WarnContext(ctx, "shrink the request budget", "error", err)
+			w.log.WarnContext(ctx, "shrink the request budget", slog.Any("error", err))
 		}
 	}
 	return !e.again, nil
@@ -122,14 +123,14 @@ func (w *worker) declineWithoutCard(ctx context.Context, job *river.Job[ChargeAr
 		return false, nil
 	}
 	if err != nil {
-		return true, w.later(job, retryPauseMin, fmt.Errorf("database_away: %w", err))
+		return true, w.later(job, retryPauseLeast, fmt.Errorf("database_away: %w", err))
 	}
 	e := ending{
 		result: "failed", resolution: notMoved, status: schema.StatusCardDeclined, reason: schema.ReasonNoPaymentMethod,
 		detail: "the customer has no default payment method at Stripe, and the event names none", giveBack: true,
 	}
 	if err := w.finish(ctx, c, read, e); err != nil {
-		return true, w.later(job, retryPauseMin, fmt.Errorf("finish_failed: %w", err))
+		return true, w.later(job, retryPauseLeast, fmt.Errorf("finish_failed: %w", err))
 	}
 	return true, nil
 }
@@ -137,16 +138,16 @@ func (w *worker) declineWithoutCard(ctx context.Context, job *river.Job[ChargeAr
 // customerUnread: the customer's payment method could not be read, so nothing was sent.
 func (w *worker) customerUnread(ctx context.Context, job *river.Job[ChargeArgs], intent queries.IntentForWorkRow, read stripecharge.Answer) (bool, error) {
 	detail := fmt.Sprintf("read customer %s: %s", intent.StripeCustomerID, explain(read))
-	switch read.Class {
+	switch read.Class { //nolint:exhaustive // every other class passes by itself
 	case stripecharge.ClassInvalidRequest, stripecharge.ClassLocalError:
 		return true, w.park(ctx, job, intent, step{action: actionPark, reason: schema.ReasonInvalidRequest, detail: detail})
 	case stripecharge.ClassDenied, stripecharge.ClassUnauthorized:
 		return w.withoutKey(ctx, job, intent, &keyError{reason: "vault_denied", err: errors.New(detail)})
 	case stripecharge.ClassRateLimited:
 		if err := w.rate.shrink(ctx, rateRead); err != nil {
-			w.log.WarnContext(ctx, "shrink the request budget", "error", err)
+			w.log.WarnContext(ctx, "shrink the request budget", slog.Any("error", err))
 		}
-	default: // anything else passes by itself
+	default:
 	}
 	return true, w.later(job, readPause, fmt.Errorf("customer_unread: intent %d: %s; next: tried again in %s", intent.ID, detail, readPause))
 }
@@ -161,10 +162,10 @@ func (w *worker) withoutKey(ctx context.Context, job *river.Job[ChargeArgs], int
 	c := claimed{intent: intent}
 	c.RunResumeCount = intent.RunResumeCount
 	if err := w.pauseRun(ctx, c, ending{pauseRun: refused.reason, detail: refused.Error()}); err != nil {
-		return true, w.later(job, retryPauseMin, fmt.Errorf("database_away: %w", err))
+		return true, w.later(job, retryPauseLeast, fmt.Errorf("database_away: %w", err))
 	}
 	if intent.Unresolved > 0 || intent.ObjectID != "" {
-		return true, w.later(job, retryPauseMax, fmt.Errorf("%s: intent %d in doubt: %w; next: tried again in %s", refused.reason, intent.ID, cause, retryPauseMax))
+		return true, w.later(job, retryPauseMost, fmt.Errorf("%s: intent %d in doubt: %w; next: tried again in %s", refused.reason, intent.ID, cause, retryPauseMost))
 	}
 	return true, w.release(ctx, job, intent, step{action: actionRelease, reason: schema.ReasonRunPaused, detail: refused.Error()})
 }

@@ -111,7 +111,9 @@ func TestM03CrashAfterEffectIsLookedUpAfterTheWindow(t *testing.T) {
 	b.stripe.ClearFaults()
 	b.stripe.Release()
 	b.later(t, ids[0], 25*time.Hour)
-	start(t, b.config(t))
+	cfg := b.config(t)
+	cfg.CallTimeout = 500 * time.Millisecond
+	start(t, cfg)
 	b.untilStatus(t, schema.StatusCharged, ids...)
 	b.once(t, 4200, ids...)
 	in := b.intent(t, ids[0])
@@ -130,7 +132,9 @@ func TestM07AbsenceAfterTheWindowPermitsTheSameBytesOnce(t *testing.T) {
 	kill(t, victim)
 	b.stripe.ClearFaults()
 	b.later(t, ids[0], 25*time.Hour)
-	start(t, b.config(t))
+	cfg := b.config(t)
+	cfg.CallTimeout = 500 * time.Millisecond
+	start(t, cfg)
 	b.untilStatus(t, schema.StatusCharged, ids...)
 	b.once(t, 4200, ids...)
 	require.Equal(t, []string{"create:-", "look_up:absent", "create:charged"}, b.intent(t, ids[0]).Results)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -41,7 +42,7 @@ func (c *Charger) dispatchLoop(ctx context.Context) error {
 			sweptAt = now
 		}
 		if err := c.dispatchAll(ctx, capped, sweep); err != nil && ctx.Err() == nil {
-			c.log.WarnContext(ctx, "dispatch failed; next: tried again", "error", err)
+			c.log.WarnContext(ctx, "dispatch failed; next: tried again", slog.Any("error", err))
 			c.metrics.dispatchErrors.Inc()
 		} else if err == nil {
 			c.dispatched.Store(now.UnixNano())

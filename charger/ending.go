@@ -57,7 +57,12 @@ func endingOfCreate(c claimed, answer stripecharge.Answer) ending {
 		e.serverError = true
 	case stripecharge.ClassMismatch:
 		e.pauseRun = "mismatch"
-	default: // in doubt
+	case stripecharge.ClassUnparsable, stripecharge.ClassDuplicate, stripecharge.ClassIdempotencyError, stripecharge.ClassKeyInUse,
+		stripecharge.ClassFailedDependency, stripecharge.ClassBadGateway, stripecharge.ClassRedirect, stripecharge.ClassUnreadableError,
+		stripecharge.ClassTimeout, stripecharge.ClassConnectionLost:
+		// in doubt
+	case stripecharge.ClassOpen, stripecharge.ClassCanceled, stripecharge.ClassAnswered:
+		// no answers to a create; in doubt until read
 	}
 	return e
 }
@@ -91,7 +96,7 @@ func endingOfDecline(c claimed, answer stripecharge.Answer, e ending) ending {
 // endingOfRead: the known object as it stands now.
 func endingOfRead(c claimed, answer stripecharge.Answer) ending {
 	e := unchanged(c, answer)
-	switch class := stripecharge.Decide(answer, c.request); class {
+	switch stripecharge.Decide(answer, c.request) { //nolint:exhaustive // every other class: not read, and read again
 	case stripecharge.ClassSucceeded:
 		return charged(e, *answer.Object, schema.ReasonCharged)
 	case stripecharge.ClassProcessing:
@@ -117,7 +122,7 @@ func endingOfRead(c claimed, answer stripecharge.Answer) ending {
 // endingOfCancel: only an object that was seen cancelled makes the decline final; one that went through meanwhile is adopted.
 func endingOfCancel(c claimed, answer stripecharge.Answer) ending {
 	e := unchanged(c, answer)
-	switch stripecharge.Decide(answer, c.request) {
+	switch stripecharge.Decide(answer, c.request) { //nolint:exhaustive // every other class: still open, and tried again
 	case stripecharge.ClassCanceled:
 		e.objectCanceled = true
 		return declined(e)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -33,8 +34,7 @@ type ending struct {
 	pauseRun string // pauses the run, for this reason
 	slowDown bool   // Stripe said 429
 
-	again bool          // go on with the next step at once
-	pause time.Duration // before the job's next run, if not again
+	again bool // go on with the next step at once
 }
 
 const (
@@ -77,7 +77,7 @@ func (w *worker) finishOnce(ctx context.Context, c claimed, answer stripecharge.
 		return fmt.Errorf("finish intent %d: %w", c.intent.ID, err)
 	}
 	if !row.Held {
-		w.log.WarnContext(ctx, "claim was lost before its finish", "intent_id", c.intent.ID, "attempt_id", c.AttemptID, "result", e.result)
+		w.log.WarnContext(ctx, "claim was lost before its finish", slog.Int64("intent_id", c.intent.ID), slog.Int64("attempt_id", c.AttemptID), slog.String("result", e.result))
 		w.metrics.lostClaims.Inc()
 		if e.status == schema.StatusCharged {
 			return w.finishLate(ctx, c, e)
@@ -115,7 +115,7 @@ func (w *worker) finishLate(ctx context.Context, c claimed, e ending) error {
 				return nil
 			}
 			w.metrics.alarms.WithLabelValues("second_charge").Inc()
-			w.log.ErrorContext(ctx, "a second charge exists for an intent", "intent_id", c.intent.ID, "charge_id", deref(now.ChargeID), "second_charge_id", e.chargeID)
+			w.log.ErrorContext(ctx, "a second charge exists for an intent", slog.Int64("intent_id", c.intent.ID), slog.String("charge_id", deref(now.ChargeID)), slog.String("second_charge_id", e.chargeID))
 			return w.pauseRunTx(ctx, tx, now.RunID, "late_success", fmt.Sprintf("intent %d is charged twice: %s and %s", c.intent.ID, deref(now.ChargeID), e.chargeID))
 		}
 		if _, err := w.queries.IntentResolveAttempts(ctx, tx, queries.IntentResolveAttemptsParams{
@@ -138,7 +138,7 @@ func (w *worker) finishLate(ctx context.Context, c claimed, e ending) error {
 			return nil
 		}
 		w.metrics.alarms.WithLabelValues("voided_but_charged").Inc()
-		w.log.ErrorContext(ctx, "a voided intent was charged", "intent_id", c.intent.ID, "charge_id", e.chargeID)
+		w.log.ErrorContext(ctx, "a voided intent was charged", slog.Int64("intent_id", c.intent.ID), slog.String("charge_id", e.chargeID))
 		return w.pauseRunTx(ctx, tx, now.RunID, "late_success", fmt.Sprintf("voided intent %d is charged: %s", c.intent.ID, e.chargeID))
 	})
 }
@@ -153,7 +153,7 @@ func (r *refusedFinish) Unwrap() error { return r.err }
 // intent already holds parks this one.
 func (w *worker) finishRefused(ctx context.Context, c claimed, answer stripecharge.Answer, e ending, constraint string, cause error) error {
 	w.metrics.alarms.WithLabelValues("finish_refused").Inc()
-	w.log.ErrorContext(ctx, "the database refused a finish", "intent_id", c.intent.ID, "attempt_id", c.AttemptID, "constraint", constraint, "result", e.result)
+	w.log.ErrorContext(ctx, "the database refused a finish", slog.Int64("intent_id", c.intent.ID), slog.Int64("attempt_id", c.AttemptID), slog.String("constraint", constraint), slog.String("result", e.result))
 	err := w.queries.AttemptFinishUnfenced(ctx, w.pool, queries.AttemptFinishUnfencedParams{
 		AttemptID: c.AttemptID, Result: &e.result, RequestID: answer.RequestID, Replayed: answer.Replayed, ObjectID: e.objectID,
 		Detail: "refused by " + constraint,
@@ -198,7 +198,7 @@ func (w *worker) pauseRun(ctx context.Context, c claimed, e ending) error {
 	}
 	if rows > 0 {
 		w.metrics.runsPaused.WithLabelValues(e.pauseRun).Inc()
-		w.log.ErrorContext(ctx, "run paused", "run_id", *c.intent.RunID, "reason", e.pauseRun, "detail", e.detail, "intent_id", c.intent.ID)
+		w.log.ErrorContext(ctx, "run paused", slog.Int64("run_id", *c.intent.RunID), slog.String("reason", e.pauseRun), slog.String("detail", e.detail), slog.Int64("intent_id", c.intent.ID))
 	}
 	return nil
 }

@@ -72,7 +72,7 @@ func (b *bundle) spawn(t *testing.T, point string) (*exec.Cmd, <-chan string) {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
-	cmd := exec.CommandContext(t.Context(), self)
+	cmd := exec.CommandContext(t.Context(), self) //nolint:gosec // this test binary itself
 	cmd.Env = append(os.Environ(), holdProcessEnv+"="+b.db.As(sql.RoleCharger), holdPointEnv+"="+point, holdStripeEnv+"="+b.stripe.URL)
 	cmd.Stderr = t.Output()
 	out, err := cmd.StdoutPipe()

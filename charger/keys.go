@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"time"
@@ -152,7 +153,7 @@ func (k *keys) open(ctx context.Context, runID int64) (*access, error) {
 // verify compares the key's account with the run's; the run's first verified key names it.
 func (k *keys) verify(ctx context.Context, run queries.BillingRun, acc *access) error {
 	info, answer := acc.client.Account(ctx)
-	switch answer.Class {
+	switch answer.Class { //nolint:exhaustive // every other class passes by itself
 	case stripecharge.ClassAnswered:
 		acc.account = info.ID
 	case stripecharge.ClassDenied, stripecharge.ClassUnauthorized, stripecharge.ClassInvalidRequest:
@@ -191,7 +192,7 @@ func (k *keys) living(ctx context.Context, run queries.BillingRun, acc *access) 
 				acc.vaultKeyID, acc.expiresAt = &stored.ID, stored.ExpiresAt
 				return string(plain), nil
 			}
-			k.log.WarnContext(ctx, "the run's vault key cannot be decrypted; next: another is issued", "run_id", run.ID, "vault_key_id", stored.ID, "error", err)
+			k.log.WarnContext(ctx, "the run's vault key cannot be decrypted; next: another is issued", slog.Int64("run_id", run.ID), slog.Int64("vault_key_id", stored.ID), slog.Any("error", err))
 		}
 		if err := k.end(ctx, stored); err != nil {
 			return "", err
@@ -256,7 +257,7 @@ func (k *keys) issue(ctx context.Context, run queries.BillingRun, acc *access) (
 	if err != nil || rows != 1 {
 		return "", fmt.Errorf("store the vault key of run %d: %d rows: %w", run.ID, rows, err)
 	}
-	k.log.InfoContext(ctx, "vault key issued", "run_id", run.ID, "vault_key_id", row.ID, "usd_cap_cents", capCents, "expires_at", row.ExpiresAt)
+	k.log.InfoContext(ctx, "vault key issued", slog.Int64("run_id", run.ID), slog.Int64("vault_key_id", row.ID), slog.Int64("usd_cap_cents", capCents), slog.Time("expires_at", row.ExpiresAt))
 	acc.vaultKeyID, acc.expiresAt = &row.ID, row.ExpiresAt
 	return key.Secret, nil
 }

@@ -2,6 +2,7 @@ package charger
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -60,7 +61,7 @@ func (c *Charger) observeLoop(ctx context.Context) error {
 	defer ticker.Stop()
 	for {
 		if err := c.observe(ctx); err != nil && ctx.Err() == nil {
-			c.log.WarnContext(ctx, "count intents in flight", "error", err)
+			c.log.WarnContext(ctx, "count intents in flight", slog.Any("error", err))
 		}
 		select {
 		case <-ctx.Done():

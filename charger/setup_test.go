@@ -75,6 +75,18 @@ func (b *bundle) intend(t *testing.T, amountCents int64, currency string, stripe
 	return ids
 }
 
+// nudge makes the intent's waiting job due now. It waits for River to have put the job to wait: a moment before, the worker
+// that decided so is still returning, or it has moved the intent on meanwhile.
+func (b *bundle) nudge(t *testing.T, id int64) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		tag, err := b.owner.Exec(t.Context(), `UPDATE river.river_job SET scheduled_at = now(), state = 'available'
+			WHERE state IN ('retryable', 'scheduled') AND (args->>'intent_id')::bigint = $1`, id)
+		require.NoError(t, err)
+		return tag.RowsAffected() == 1 || b.intent(t, id).Status != "charging"
+	}, 20*time.Second, 10*time.Millisecond)
+}
+
 func customers(n int) []string {
 	names := make([]string, n)
 	for i := range names {
@@ -205,14 +217,10 @@ func (b *bundle) later(t *testing.T, id int64, d time.Duration) {
 		`UPDATE billing.charge_requests SET first_sent_at = first_sent_at - $2::interval WHERE intent_id = $1`,
 		`UPDATE billing.charge_attempts SET started_at = started_at - $2::interval, finished_at = finished_at - $2::interval, lease_until = lease_until - $2::interval WHERE intent_id = $1`,
 		`UPDATE billing.intents SET lease_until = lease_until - $2::interval WHERE id = $1`,
-		`UPDATE river.river_job SET scheduled_at = now(), state = 'available' WHERE state IN ('retryable', 'scheduled') AND (args->>'intent_id')::bigint = $1`,
 	} {
 		args := []any{id, interval}
-		switch {
-		case strings.HasPrefix(statement, "SET"):
+		if strings.HasPrefix(statement, "SET") {
 			args = nil
-		case !strings.Contains(statement, "$2"):
-			args = args[:1]
 		}
 		_, err := tx.Exec(t.Context(), statement, args...)
 		require.NoError(t, err)

@@ -40,13 +40,13 @@ const (
 	absenceFresh = 2 * time.Minute
 	// readPause is the time between two reads of an object that is not done.
 	readPause = 10 * time.Second
-	// repostPauseMin and repostPauseMax bound the growing pause between sends of an intent in doubt. The least leaves a
+	// repostPauseLeast and repostPauseMost bound the growing pause between sends of an intent in doubt. The least leaves a
 	// first request that is still in flight the time to end.
-	repostPauseMin = 5 * time.Second
-	repostPauseMax = 10 * time.Minute
-	// retryPauseMin and retryPauseMax bound the pause after a call that surely charged nothing.
-	retryPauseMin = time.Second
-	retryPauseMax = time.Minute
+	repostPauseLeast = 5 * time.Second
+	repostPauseMost  = 10 * time.Minute
+	// retryPauseLeast and retryPauseMost bound the pause after a call that surely charged nothing.
+	retryPauseLeast = time.Second
+	retryPauseMost  = time.Minute
 	// leaseGrace is waited after a lease's end before the next claim.
 	leaseGrace = 200 * time.Millisecond
 )
@@ -95,7 +95,7 @@ func nextForRefused(in queries.IntentForWorkRow) step {
 	if s, held := heldBack(in); held {
 		return s
 	}
-	if pause := growing(retryPauseMin, retryPauseMax, in.Creates) - seconds(in.SecondsSinceLastCreate); pause > 0 {
+	if pause := growing(retryPauseLeast, retryPauseMost, in.Creates) - seconds(in.SecondsSinceLastCreate); pause > 0 {
 		return step{action: actionWait, wait: pause, detail: "the last call charged nothing; it is sent again"}
 	}
 	return createAfterWindow(in)
@@ -123,7 +123,7 @@ func nextForDoubt(in queries.IntentForWorkRow) step {
 	if _, held := heldBack(in); held {
 		return step{action: actionWait, wait: lookUpIn, detail: "in doubt while charging is held back: look-ups only"}
 	}
-	if pause := growing(repostPauseMin, repostPauseMax, in.Creates) - seconds(in.SecondsSinceLastCreate); pause > 0 && !crashed(in) {
+	if pause := growing(repostPauseLeast, repostPauseMost, in.Creates) - seconds(in.SecondsSinceLastCreate); pause > 0 && !crashed(in) {
 		return step{action: actionWait, wait: min(pause, lookUpIn), detail: "in doubt: the same request is sent again"}
 	}
 	return createAfterWindow(in)

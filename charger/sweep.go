@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"github.com/jackc/pgx/v5"
 
@@ -61,7 +62,7 @@ func (c *Charger) takeUp(ctx context.Context, run queries.BillingRun, in queries
 			return errTakenMeanwhile
 		}
 		c.metrics.redispatched.WithLabelValues(in.JobState).Inc()
-		c.log.InfoContext(ctx, "intent got another job", "intent_id", in.ID, "job_id", job.Job.ID, "old_job_state", in.JobState)
+		c.log.InfoContext(ctx, "intent got another job", slog.Int64("intent_id", in.ID), slog.Int64("job_id", job.Job.ID), slog.String("old_job_state", in.JobState))
 		return nil
 	})
 	if errors.Is(err, errTakenMeanwhile) {
@@ -82,7 +83,7 @@ func (c *Charger) parkJobless(ctx context.Context, in queries.IntentListJoblessR
 	}
 	if rows > 0 {
 		c.metrics.parked.WithLabelValues(string(reason)).Inc()
-		c.log.WarnContext(ctx, "intent parked", "intent_id", in.ID, "reason", reason, "detail", detail)
+		c.log.WarnContext(ctx, "intent parked", slog.Int64("intent_id", in.ID), slog.String("reason", string(reason)), slog.String("detail", detail))
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -45,7 +46,7 @@ func (w *worker) Work(ctx context.Context, job *river.Job[ChargeArgs]) error {
 			return river.JobCancel(fmt.Errorf("no_such_intent: intent %d is not in the database; next: nothing", job.Args.IntentID))
 		}
 		if err != nil {
-			return w.later(job, retryPauseMin, fmt.Errorf("database_away: read intent %d: %w", job.Args.IntentID, err))
+			return w.later(job, retryPauseLeast, fmt.Errorf("database_away: read intent %d: %w", job.Args.IntentID, err))
 		}
 		next := nextStep(intent, job.ID)
 		switch next.action {
@@ -63,7 +64,7 @@ func (w *worker) Work(ctx context.Context, job *river.Job[ChargeArgs]) error {
 			}
 		}
 	}
-	return w.later(job, retryPauseMin, fmt.Errorf("many_steps: intent %d took %d steps; next: goes on", job.Args.IntentID, maxStepsPerJob))
+	return w.later(job, retryPauseLeast, fmt.Errorf("many_steps: intent %d took %d steps; next: goes on", job.Args.IntentID, maxStepsPerJob))
 }
 
 // wait gives the job back until the step's time. While nothing is wrong (a claim is alive) the job is snoozed; a doubt is an
@@ -83,7 +84,7 @@ func (w *worker) release(ctx context.Context, job *river.Job[ChargeArgs], intent
 		StatusReason: string(next.reason), ID: intent.ID, ClaimNumber: intent.ClaimNumber, RiverJobID: &job.ID,
 	})
 	if err != nil {
-		return w.later(job, retryPauseMin, fmt.Errorf("database_away: release intent %d: %w", intent.ID, err))
+		return w.later(job, retryPauseLeast, fmt.Errorf("database_away: release intent %d: %w", intent.ID, err))
 	}
 	if rows == 0 {
 		return river.JobSnooze(leaseGrace) // somebody moved it meanwhile: look again
@@ -96,12 +97,12 @@ func (w *worker) park(ctx context.Context, job *river.Job[ChargeArgs], intent qu
 		StatusReason: string(next.reason), StatusDetail: &next.detail, ID: intent.ID, ClaimNumber: intent.ClaimNumber,
 	})
 	if err != nil {
-		return w.later(job, retryPauseMin, fmt.Errorf("database_away: park intent %d: %w", intent.ID, err))
+		return w.later(job, retryPauseLeast, fmt.Errorf("database_away: park intent %d: %w", intent.ID, err))
 	}
 	if rows == 0 {
 		return river.JobSnooze(leaseGrace)
 	}
-	w.log.WarnContext(ctx, "intent parked", "intent_id", intent.ID, "reason", next.reason, "detail", next.detail)
+	w.log.WarnContext(ctx, "intent parked", slog.Int64("intent_id", intent.ID), slog.String("reason", string(next.reason)), slog.String("detail", next.detail))
 	w.metrics.parked.WithLabelValues(string(next.reason)).Inc()
 	return nil
 }
@@ -119,7 +120,7 @@ func (w *worker) NextRetry(job *river.Job[ChargeArgs]) time.Time {
 			return t
 		}
 	}
-	return time.Now().Add(retryPauseMax)
+	return time.Now().Add(retryPauseMost)
 }
 
 // Timeout ends a job's context; nothing that touches money listens to it (a call and its finish have deadlines of their own).

@@ -77,12 +77,13 @@ func New(cfg Config) (*Console, error) {
 	pages := http.NewServeMux()
 	pages.Handle("GET /{$}", newRunsPage(cfg))
 	pages.Handle("GET /style.css", stylesheet())
+	pages.Handle("GET /favicon.ico", http.RedirectHandler(cfg.Prefix+"favicon.ico", http.StatusFound))
 	actions.mount(pages, ui)
 
 	guard := newGate(cfg, m)
 	return &Console{
 		pool: cfg.Pool, river: ui,
-		handler: withSecurityHeaders(guard.wrap(refuseCrossOrigin(cfg.Logger, m, pages))),
+		handler: withSecurityHeaders(cfg.Prefix, guard.wrap(refuseCrossOrigin(cfg.Logger, m, pages))),
 	}, nil
 }
 
@@ -136,15 +137,20 @@ func insertOnly(cfg Config) (*river.Client[pgx.Tx], error) {
 	return client, nil
 }
 
-// contentPolicy lets the pages load what they are made of from this server, and nothing else; River UI's frontend works
-// under it. Styles may be inline because React Flow writes them so; scripts may not.
-const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; " +
-	"font-src 'self'; connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+// contentPolicy lets a page load what it is made of from this server, and nothing from elsewhere.
+const contentPolicy = "default-src 'none'; script-src 'self'; img-src 'self' data:; font-src 'self'; connect-src 'self'; " +
+	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src 'self'"
 
-func withSecurityHeaders(next http.Handler) http.Handler {
+// riverPolicy is for River UI's frontend, which writes style elements as it goes; scripts may not be inline there either.
+const riverPolicy = contentPolicy + " 'unsafe-inline'"
+
+func withSecurityHeaders(prefix string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("Content-Security-Policy", contentPolicy)
+		if strings.HasPrefix(r.URL.Path, prefix) {
+			h.Set("Content-Security-Policy", riverPolicy)
+		}
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("X-Frame-Options", "DENY")
 		h.Set("Referrer-Policy", "same-origin")

@@ -11,8 +11,8 @@ import (
 
 // settings are the program's commands; what they share is embedded.
 type settings struct {
-	Work    work    `cmd:"" help:"Dispatch and charge the intents of open runs until stopped."`
-	Run     struct {
+	Work work `cmd:"" help:"Dispatch and charge the intents of open runs until stopped."`
+	Run  struct {
 		Open   runOpen   `cmd:"" help:"Open a billing run, and with it its cap."`
 		Status runStatus `cmd:"" help:"Show what a run expected, ingested and charged, and why the rest waits."`
 		List   runList   `cmd:"" help:"List billing runs, the newest first."`
