@@ -11,8 +11,9 @@ import (
 
 // settings are the program's commands; what they share is embedded.
 type settings struct {
-	Work work `cmd:"" help:"Dispatch and charge the intents of open runs until stopped."`
-	Run  struct {
+	Work    work           `cmd:"" help:"Dispatch and charge the intents of open runs until stopped."`
+	Console consoleCommand `cmd:"" help:"Serve the operators' page: billing runs, and River UI behind a password."`
+	Run     struct {
 		Open   runOpen   `cmd:"" help:"Open a billing run, and with it its cap."`
 		Status runStatus `cmd:"" help:"Show what a run expected, ingested and charged, and why the rest waits."`
 		List   runList   `cmd:"" help:"List billing runs, the newest first."`
@@ -27,7 +28,7 @@ func main() {
 	about := daemon.About{
 		Name: "charger",
 		Help: "Charges recorded billing intents through Stripe, each exactly once.",
-		Vars: kong.Vars{"work_listen": "127.0.0.1:9102"},
+		Vars: kong.Vars{"work_listen": "127.0.0.1:9102", "console_listen": "127.0.0.1:9103"},
 	}
 	daemon.Main(about, func(ctx context.Context, env daemon.Env, _ *settings) error {
 		env.Kong.BindTo(ctx, (*context.Context)(nil))
