@@ -71,14 +71,13 @@ var errUnaccounted = errors.New("internal error: not every object of the batch i
 const FaultRefusedByDatabase schema.FaultCode = "refused_by_database"
 
 // beginQuery opens the transaction in one round trip. No setting of the server or the role may let a commit return before it is
-// durable. The look-ups must use the unique indexes whatever the statistics say: while a table fills from empty they say that it
-// is empty, and one scan of it per batch would be quadratic.
+// durable. The look-ups must use the unique indexes whatever the statistics say, which for a table that fills from empty is that it
+// is empty; the look-ups themselves are written so that no join can read the table instead (measured: 10 s instead of 3 ms a batch).
 const beginQuery = `BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL synchronous_commit = on;
 SET LOCAL idle_in_transaction_session_timeout = '60s';
 SET LOCAL enable_seqscan = off;
-SET LOCAL enable_hashjoin = off;
-SET LOCAL enable_mergejoin = off;
+SET LOCAL enable_bitmapscan = off;
 SET LOCAL jit = off`
 
 // attempt is one transaction.

@@ -279,6 +279,35 @@ func TestHugeBatchOfTinyObjectsIsRecorded(t *testing.T) {
 	require.Equal(t, ingest.Counts{Redeliveries: 5000}, b.record(t, at("1", text.String())))
 }
 
+// A table that fills from empty has statistics that say it is empty: a plan made by them reads all of it once per batch.
+func TestBatchReadsNoMoreRowsAsTheTablesFill(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	const size = 100
+	for round := range 10 {
+		var batch []ingest.Delivery
+		for i := range size {
+			customer := fmt.Sprintf("%d_%d", round, i)
+			batch = append(batch, at(customer, body(customer, 1)), at(customer+"c", body(customer, 2)), at(customer+"q", fmt.Sprintf(`{"q":"%s"}`, customer)))
+		}
+		for range 2 { // the second time everything stands already
+			_, err := b.Record(t.Context(), batch, func(ctx context.Context, tx pgx.Tx) error {
+				rows, err := tx.Query(ctx, `SELECT relname, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables
+					WHERE relname IN ('intents', 'conflicts', 'quarantined_events')`)
+				require.NoError(t, err)
+				var table string
+				var read int64
+				_, err = pgx.ForEachRow(rows, []any{&table, &read}, func() error {
+					require.LessOrEqual(t, read, int64(10*size), "rows of %s read in round %d", table, round)
+					return nil
+				})
+				return err
+			})
+			require.NoError(t, err)
+		}
+	}
+}
+
 func TestDisagreementRefusesToStart(t *testing.T) {
 	t.Parallel()
 	db := sqltest.New(t)

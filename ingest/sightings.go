@@ -159,6 +159,9 @@ func (t conflictTable) standing(ctx context.Context, w *writing, start, end int)
 }
 
 func (t conflictTable) raise(ctx context.Context, w *writing, more raised) error {
+	if err := w.q.ConflictsLock(ctx, w.tx, more.ids); err != nil {
+		return fmt.Errorf("lock %d conflicts: %w", len(more.ids), err)
+	}
 	err := w.q.ConflictsRaise(ctx, w.tx, queries.ConflictsRaiseParams{
 		Source: w.recorder.cfg.Source, Ids: more.ids, Deliveries: more.deliveries, LastPositions: more.positions,
 	})
@@ -257,6 +260,9 @@ func (t quarantineTable) standing(ctx context.Context, w *writing, start, end in
 }
 
 func (t quarantineTable) raise(ctx context.Context, w *writing, more raised) error {
+	if err := w.q.QuarantinedEventsLock(ctx, w.tx, more.ids); err != nil {
+		return fmt.Errorf("lock %d quarantined events: %w", len(more.ids), err)
+	}
 	err := w.q.QuarantinedEventsRaise(ctx, w.tx, queries.QuarantinedEventsRaiseParams{
 		Source: w.recorder.cfg.Source, Ids: more.ids, Deliveries: more.deliveries, LastPositions: more.positions,
 	})

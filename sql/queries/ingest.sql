@@ -16,11 +16,17 @@ SELECT mapping, mapping_fingerprint FROM billing.namespace_sources WHERE namespa
 
 -- name: IntentsStanding :many
 -- What stands under each of these keys. ordinal is the key's place in the arrays, from 1.
+-- LATERAL with LIMIT leaves the planner no choice but one look into the unique index per key. While a table fills from empty its
+-- statistics still say that it has one row, and a plain join then reads all of it once per batch.
 SELECT t.ordinal::bigint AS ordinal, i.id, i.stripe_customer_id, i.amount_cents, i.currency, i.source, i.source_position
 FROM ROWS FROM (unnest(@billing_periods::text[]), unnest(@customer_ids::text[])) WITH ORDINALITY
     AS t(billing_period, customer_id, ordinal)
-JOIN billing.intents i
-    ON i.namespace = @namespace AND i.billing_period = t.billing_period AND i.customer_id = t.customer_id;
+CROSS JOIN LATERAL (
+    SELECT n.id, n.stripe_customer_id, n.amount_cents, n.currency, n.source, n.source_position
+    FROM billing.intents n
+    WHERE n.namespace = @namespace AND n.billing_period = t.billing_period AND n.customer_id = t.customer_id
+    LIMIT 1
+) i;
 
 -- name: IntentsInsert :many
 -- The arrays are sorted by key: two writers that meet each other's keys in opposite order would deadlock.
@@ -53,22 +59,28 @@ ON CONFLICT (intent_id, amount_cents, currency, stripe_customer_id) DO NOTHING
 RETURNING id;
 
 -- name: ConflictsStanding :many
--- Locks what it returns in order of id, for the update that follows.
+-- As IntentsStanding.
 SELECT t.ordinal::bigint AS ordinal, c.id, c.first_source, c.first_position
 FROM ROWS FROM (unnest(@intent_ids::bigint[]), unnest(@amounts_cents::bigint[]), unnest(@currencies::text[]),
     unnest(@stripe_customer_ids::text[])) WITH ORDINALITY
     AS t(intent_id, amount_cents, currency, stripe_customer_id, ordinal)
-JOIN billing.conflicts c ON c.intent_id = t.intent_id AND c.amount_cents = t.amount_cents AND c.currency = t.currency
-    AND c.stripe_customer_id = t.stripe_customer_id
-ORDER BY c.id
-FOR NO KEY UPDATE OF c;
+CROSS JOIN LATERAL (
+    SELECT n.id, n.first_source, n.first_position FROM billing.conflicts n
+    WHERE n.intent_id = t.intent_id AND n.amount_cents = t.amount_cents AND n.currency = t.currency
+        AND n.stripe_customer_id = t.stripe_customer_id
+    LIMIT 1
+) c;
+
+-- name: ConflictsLock :exec
+-- An update alone takes its rows in whatever order, and two writers would deadlock.
+SELECT id FROM billing.conflicts WHERE id = ANY(@ids::bigint[]) ORDER BY id FOR NO KEY UPDATE;
 
 -- name: ConflictsRaise :exec
 UPDATE billing.conflicts c
 SET deliveries = c.deliveries + t.deliveries, last_source = @source, last_position = t.last_position, last_seen_at = now()
 FROM ROWS FROM (unnest(@ids::bigint[]), unnest(@deliveries::bigint[]), unnest(@last_positions::text[]))
     AS t(id, deliveries, last_position)
-WHERE c.id = t.id;
+WHERE c.id = t.id AND c.id = ANY(@ids::bigint[]);
 
 -- name: QuarantinedEventsInsert :many
 INSERT INTO billing.quarantined_events (namespace, object_sha256, reason_code, field, reason, raw, deliveries,
@@ -81,21 +93,26 @@ ON CONFLICT (namespace, object_sha256, reason_code) DO NOTHING
 RETURNING id;
 
 -- name: QuarantinedEventsStanding :many
--- Locks what it returns in order of id, for the update that follows.
+-- As IntentsStanding.
 SELECT t.ordinal::bigint AS ordinal, q.id, q.first_source, q.first_position
 FROM ROWS FROM (unnest(@objects_sha256::bytea[]), unnest(@reason_codes::text[])) WITH ORDINALITY
     AS t(object_sha256, reason_code, ordinal)
-JOIN billing.quarantined_events q
-    ON q.namespace = @namespace AND q.object_sha256 = t.object_sha256 AND q.reason_code = t.reason_code
-ORDER BY q.id
-FOR NO KEY UPDATE OF q;
+CROSS JOIN LATERAL (
+    SELECT n.id, n.first_source, n.first_position FROM billing.quarantined_events n
+    WHERE n.namespace = @namespace AND n.object_sha256 = t.object_sha256 AND n.reason_code = t.reason_code
+    LIMIT 1
+) q;
+
+-- name: QuarantinedEventsLock :exec
+-- As ConflictsLock.
+SELECT id FROM billing.quarantined_events WHERE id = ANY(@ids::bigint[]) ORDER BY id FOR NO KEY UPDATE;
 
 -- name: QuarantinedEventsRaise :exec
 UPDATE billing.quarantined_events q
 SET deliveries = q.deliveries + t.deliveries, last_source = @source, last_position = t.last_position, last_seen_at = now()
 FROM ROWS FROM (unnest(@ids::bigint[]), unnest(@deliveries::bigint[]), unnest(@last_positions::text[]))
     AS t(id, deliveries, last_position)
-WHERE q.id = t.id;
+WHERE q.id = t.id AND q.id = ANY(@ids::bigint[]);
 
 -- name: SourceCountersAdd :exec
 -- The arrays are sorted by partition, for the same reason as the keys of IntentsInsert.

@@ -63,12 +63,22 @@ func (q *Queries) ConflictsInsert(ctx context.Context, db DBTX, arg ConflictsIns
 	return items, nil
 }
 
+const conflictsLock = `-- name: ConflictsLock :exec
+SELECT id FROM billing.conflicts WHERE id = ANY($1::bigint[]) ORDER BY id FOR NO KEY UPDATE
+`
+
+// An update alone takes its rows in whatever order, and two writers would deadlock.
+func (q *Queries) ConflictsLock(ctx context.Context, db DBTX, ids []int64) error {
+	_, err := db.Exec(ctx, conflictsLock, ids)
+	return err
+}
+
 const conflictsRaise = `-- name: ConflictsRaise :exec
 UPDATE billing.conflicts c
 SET deliveries = c.deliveries + t.deliveries, last_source = $1, last_position = t.last_position, last_seen_at = now()
 FROM ROWS FROM (unnest($2::bigint[]), unnest($3::bigint[]), unnest($4::text[]))
     AS t(id, deliveries, last_position)
-WHERE c.id = t.id
+WHERE c.id = t.id AND c.id = ANY($2::bigint[])
 `
 
 type ConflictsRaiseParams struct {
@@ -93,10 +103,12 @@ SELECT t.ordinal::bigint AS ordinal, c.id, c.first_source, c.first_position
 FROM ROWS FROM (unnest($1::bigint[]), unnest($2::bigint[]), unnest($3::text[]),
     unnest($4::text[])) WITH ORDINALITY
     AS t(intent_id, amount_cents, currency, stripe_customer_id, ordinal)
-JOIN billing.conflicts c ON c.intent_id = t.intent_id AND c.amount_cents = t.amount_cents AND c.currency = t.currency
-    AND c.stripe_customer_id = t.stripe_customer_id
-ORDER BY c.id
-FOR NO KEY UPDATE OF c
+CROSS JOIN LATERAL (
+    SELECT n.id, n.first_source, n.first_position FROM billing.conflicts n
+    WHERE n.intent_id = t.intent_id AND n.amount_cents = t.amount_cents AND n.currency = t.currency
+        AND n.stripe_customer_id = t.stripe_customer_id
+    LIMIT 1
+) c
 `
 
 type ConflictsStandingParams struct {
@@ -113,7 +125,7 @@ type ConflictsStandingRow struct {
 	FirstPosition string
 }
 
-// Locks what it returns in order of id, for the update that follows.
+// As IntentsStanding.
 func (q *Queries) ConflictsStanding(ctx context.Context, db DBTX, arg ConflictsStandingParams) ([]ConflictsStandingRow, error) {
 	rows, err := db.Query(ctx, conflictsStanding,
 		arg.IntentIds,
@@ -500,8 +512,12 @@ const intentsStanding = `-- name: IntentsStanding :many
 SELECT t.ordinal::bigint AS ordinal, i.id, i.stripe_customer_id, i.amount_cents, i.currency, i.source, i.source_position
 FROM ROWS FROM (unnest($1::text[]), unnest($2::text[])) WITH ORDINALITY
     AS t(billing_period, customer_id, ordinal)
-JOIN billing.intents i
-    ON i.namespace = $3 AND i.billing_period = t.billing_period AND i.customer_id = t.customer_id
+CROSS JOIN LATERAL (
+    SELECT n.id, n.stripe_customer_id, n.amount_cents, n.currency, n.source, n.source_position
+    FROM billing.intents n
+    WHERE n.namespace = $3 AND n.billing_period = t.billing_period AND n.customer_id = t.customer_id
+    LIMIT 1
+) i
 `
 
 type IntentsStandingParams struct {
@@ -521,6 +537,8 @@ type IntentsStandingRow struct {
 }
 
 // What stands under each of these keys. ordinal is the key's place in the arrays, from 1.
+// LATERAL with LIMIT leaves the planner no choice but one look into the unique index per key. While a table fills from empty its
+// statistics still say that it has one row, and a plain join then reads all of it once per batch.
 func (q *Queries) IntentsStanding(ctx context.Context, db DBTX, arg IntentsStandingParams) ([]IntentsStandingRow, error) {
 	rows, err := db.Query(ctx, intentsStanding, arg.BillingPeriods, arg.CustomerIds, arg.Namespace)
 	if err != nil {
@@ -677,12 +695,22 @@ func (q *Queries) QuarantinedEventsInsert(ctx context.Context, db DBTX, arg Quar
 	return items, nil
 }
 
+const quarantinedEventsLock = `-- name: QuarantinedEventsLock :exec
+SELECT id FROM billing.quarantined_events WHERE id = ANY($1::bigint[]) ORDER BY id FOR NO KEY UPDATE
+`
+
+// As ConflictsLock.
+func (q *Queries) QuarantinedEventsLock(ctx context.Context, db DBTX, ids []int64) error {
+	_, err := db.Exec(ctx, quarantinedEventsLock, ids)
+	return err
+}
+
 const quarantinedEventsRaise = `-- name: QuarantinedEventsRaise :exec
 UPDATE billing.quarantined_events q
 SET deliveries = q.deliveries + t.deliveries, last_source = $1, last_position = t.last_position, last_seen_at = now()
 FROM ROWS FROM (unnest($2::bigint[]), unnest($3::bigint[]), unnest($4::text[]))
     AS t(id, deliveries, last_position)
-WHERE q.id = t.id
+WHERE q.id = t.id AND q.id = ANY($2::bigint[])
 `
 
 type QuarantinedEventsRaiseParams struct {
@@ -706,10 +734,11 @@ const quarantinedEventsStanding = `-- name: QuarantinedEventsStanding :many
 SELECT t.ordinal::bigint AS ordinal, q.id, q.first_source, q.first_position
 FROM ROWS FROM (unnest($1::bytea[]), unnest($2::text[])) WITH ORDINALITY
     AS t(object_sha256, reason_code, ordinal)
-JOIN billing.quarantined_events q
-    ON q.namespace = $3 AND q.object_sha256 = t.object_sha256 AND q.reason_code = t.reason_code
-ORDER BY q.id
-FOR NO KEY UPDATE OF q
+CROSS JOIN LATERAL (
+    SELECT n.id, n.first_source, n.first_position FROM billing.quarantined_events n
+    WHERE n.namespace = $3 AND n.object_sha256 = t.object_sha256 AND n.reason_code = t.reason_code
+    LIMIT 1
+) q
 `
 
 type QuarantinedEventsStandingParams struct {
@@ -725,7 +754,7 @@ type QuarantinedEventsStandingRow struct {
 	FirstPosition string
 }
 
-// Locks what it returns in order of id, for the update that follows.
+// As IntentsStanding.
 func (q *Queries) QuarantinedEventsStanding(ctx context.Context, db DBTX, arg QuarantinedEventsStandingParams) ([]QuarantinedEventsStandingRow, error) {
 	rows, err := db.Query(ctx, quarantinedEventsStanding, arg.ObjectsSha256, arg.ReasonCodes, arg.Namespace)
 	if err != nil {
