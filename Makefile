@@ -1,0 +1,61 @@
+# Two commands are enough on a fresh machine: `make demo` and `make test`. `make help` explains the rest.
+
+GO      ?= go
+CC      ?= $(shell $(GO) env CC)
+PROGRAMS = ./sql/cmd/migrate ./ingest/cmd/ingest-eventhubs ./charger/cmd/charger \
+           ./deploy/standin ./deploy/demo ./deploy/localpg/cmd/localpg
+
+# Tools are run at pinned versions and are no part of go.mod.
+SQLC          = github.com/sqlc-dev/sqlc/cmd/sqlc@v1.31.1
+GOLANGCI_LINT = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+
+# The race detector needs a C compiler; without one the tests run all the same, and say so.
+RACE := $(if $(shell command -v $(CC) 2>/dev/null),-race,)
+
+TEST_FLAGS ?=
+
+.PHONY: help
+help: ## Explain every target.
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  make demo takes DEMO_EXIT=1 (end after the summary), DEMO_EVENTS=N and DEMO_JSON=FILE."
+
+.PHONY: build
+build: ## Build all programs into bin/.
+	$(GO) build -o bin/ $(PROGRAMS)
+
+.PHONY: demo
+demo: build ## Run the main job here: a billing run from Event Hubs to Stripe, on stand-ins, with faults; leaves the console up.
+	DEMO_EXIT='$(DEMO_EXIT)' DEMO_EVENTS='$(or $(DEMO_EVENTS),2000)' DEMO_JSON='$(DEMO_JSON)' bin/demo $(DEMO_FLAGS)
+
+.PHONY: test
+test: ## Run all tests, with the race detector where there is a C compiler; they start the Postgres they need.
+	@test -n "$(RACE)" || echo "no C compiler ($(CC)): the tests run without the race detector"
+	$(GO) test $(RACE) -timeout 20m $(TEST_FLAGS) ./...
+
+.PHONY: lint
+lint: ## Check style, layering and formatting.
+	$(GO) run $(GOLANGCI_LINT) run ./...
+	$(GO) run $(GOLANGCI_LINT) fmt --diff ./...
+
+.PHONY: generate
+generate: ## Write the generated code anew: the queries' Go from their SQL.
+	cd sql && $(GO) run $(SQLC) generate
+
+.PHONY: verify
+verify: ## Check that generated code, go.mod and idioms are up to date.
+	cd sql && $(GO) run $(SQLC) diff
+	$(GO) mod tidy -diff
+	$(GO) mod verify
+	$(GO) vet ./...
+
+.PHONY: nocgo
+nocgo: ## Build everything that must build without a C compiler.
+	CGO_ENABLED=0 $(GO) build -o /dev/null ./...
+
+.PHONY: ci
+ci: lint verify nocgo test ## What continuous integration runs.
+
+.PHONY: clean
+clean: ## Remove what was built.
+	rm -rf bin
