@@ -85,6 +85,9 @@ func checkURL(setting, value string, required bool) error {
 	if value == "" && !required {
 		return nil
 	}
+	if value == "" {
+		return &daemon.SettingError{Setting: setting, Problem: "is not set", Cure: "give it like https://HOST/PATH"}
+	}
 	u, err := url.Parse(value)
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") || u.User != nil {
 		return &daemon.SettingError{Setting: setting, Problem: fmt.Sprintf("%q is no web address", value), Cure: "give it like https://HOST/PATH, without user and password"}
