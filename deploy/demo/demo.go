@@ -32,8 +32,10 @@ func (d *demo) story() error {
 	if err := d.report(sum, problems); err != nil {
 		return err
 	}
-	if !d.cfg.exits() {
-		d.stay()
+	if !d.cfg.Exit {
+		if err := d.stay(); err != nil {
+			return err
+		}
 	}
 	if len(problems) > 0 {
 		return daemon.ErrFound
@@ -199,7 +201,7 @@ func (d *demo) replay(ctx context.Context) (err error) {
 	if err := d.watcher.until(ctx, groupAtEnd(replayGroup)); err != nil {
 		return err
 	}
-	if err := p.stop(); err != nil {
+	if err := p.stop(stopGrace); err != nil {
 		return err
 	}
 	d.show.say("The replay has ended on SIGTERM.")
@@ -257,8 +259,8 @@ func (d *demo) report(sum *summary, problems []string) error {
 	return sum.write(d.cfg.JSON)
 }
 
-// stay leaves everything up until a signal, or until a program ends.
-func (d *demo) stay() {
+// stay leaves everything up until a signal, or until a program ends by itself, which is an error.
+func (d *demo) stay() error {
 	d.show.say("\nThe console: %s  user %s  password %s", d.consoleURL, consoleUser, d.consolePassword)
 	d.show.say("Postgres:    %s", d.postgres.URL())
 	d.show.say("Event Hubs:  %s (stand-in; its ledger: %s/_standin/ledger)", d.publisher.connection, d.publisher.control)
@@ -267,6 +269,10 @@ func (d *demo) stay() {
 	d.show.say("Logs:        %s", d.dir)
 	d.show.say("Ctrl-C ends everything.")
 	<-d.ctx.Done()
+	if cause := context.Cause(d.ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
 }
 
 // finish ends everything that runs, removes what was written, and says what went wrong.
@@ -294,4 +300,3 @@ func (d *demo) finish(ctx context.Context, failed error) error {
 	}
 	return errors.Join(failed, ending)
 }
-

@@ -11,7 +11,7 @@ import (
 
 const (
 	plainEvery = 2 * time.Second
-	barWidth   = 40
+	barWidth   = 24 // with figures and note, a line stays below 80 columns: a wrapped one could not be redrawn
 	// barLines are redrawn on a terminal.
 	barLines = 3
 	clearUp  = "\x1b[1A\x1b[2K"

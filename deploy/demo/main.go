@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"time"
 
 	"chargeonce/deploy/daemon"
@@ -16,14 +17,19 @@ func main() {
 		Help: "Starts Postgres, stand-ins for Event Hubs, Stripe and a spend-cap proxy, two ingestors, two chargers and the console; " +
 			"publishes a billing run with duplicates, conflicts, poison and declines; kills processes in the middle; and shows what came of it.",
 	}
+	for _, name := range []string{"DEMO_EVENTS", "DEMO_SEED", "DEMO_EXIT", "DEMO_JSON"} {
+		if os.Getenv(name) == "" {
+			os.Unsetenv(name) // a Makefile passes on empty what is not set
+		}
+	}
 	daemon.Main(about, run)
 }
 
 type settings struct {
 	Events int    `help:"Events to publish." default:"2000" env:"DEMO_EVENTS"`
 	Seed   uint64 `help:"Of the events' random generator: the same seed publishes the same." default:"20260831" env:"DEMO_SEED"`
-	Exit   string `help:"1 ends after the summary, with exit code 0 if all is well and 1 if not; 0 leaves everything up until Ctrl-C." env:"DEMO_EXIT" default:"0" placeholder:"1"`
-	JSON   string `help:"File to write the summary to, as JSON." env:"DEMO_JSON" type:"path" placeholder:"FILE"`
+	Exit   bool   `help:"End after the summary, with exit code 0 if all is well and 1 if not; else everything stays up until Ctrl-C." env:"DEMO_EXIT"`
+	JSON   string `help:"File to write the summary to, as JSON." env:"DEMO_JSON" placeholder:"FILE"`
 
 	KillIngestor bool          `help:"Kill an ingestor (kill -9) in the middle, and start it again." default:"true" negatable:""`
 	KillCharger  bool          `help:"Kill a charger (kill -9) in the middle, and start it again." default:"true" negatable:""`
@@ -37,9 +43,9 @@ type settings struct {
 	CallTimeout   time.Duration `help:"What a charger gives one call to Stripe; a killed charger's claims are taken over after some of these." default:"2s"`
 	Partitions    int           `help:"Partitions of the hub." default:"4"`
 
-	BinDir          string `help:"Folder of the programs; the one of this program unless given." type:"path" placeholder:"DIR"`
+	BinDir          string `help:"Folder of the programs; the one of this program unless given." placeholder:"DIR"`
 	PostgresPort    int    `help:"Port of Postgres; 0 takes a free one." default:"0"`
-	PostgresBinDir  string `name:"postgres-bin-dir" help:"Folder of initdb and postgres; those of the machine, else a download, unless given." env:"LOCALPG_BIN_DIR" type:"path" placeholder:"DIR"`
+	PostgresBinDir  string `name:"postgres-bin-dir" help:"Folder of initdb and postgres; those of the machine, else a download, unless given." env:"LOCALPG_BIN_DIR" placeholder:"DIR"`
 	EventhubsListen string `help:"HOST:PORT of the Event Hubs stand-in; port 0 takes a free one." default:"127.0.0.1:0"`
 	StripeListen    string `help:"HOST:PORT of the Stripe stand-in." default:"127.0.0.1:0"`
 	VaultListen     string `help:"HOST:PORT of the spend-cap proxy's stand-in." default:"127.0.0.1:0"`
@@ -62,23 +68,9 @@ func (s *settings) Validate() error {
 		return wrong("--stripe-latency", s.StripeLatency, "give less than --call-timeout")
 	case s.Timeout <= 0 || s.StopPostgres < 0 || s.PublishFor < 0:
 		return wrong("--timeout, --stop-postgres or --publish-for", "negative", "give durations like 150s")
-	case !isOneOf(s.Exit, "", "0", "false", "no", "1", "true", "yes"):
-		return wrong("DEMO_EXIT", s.Exit, "give 1 or 0")
 	}
 	return nil
 }
-
-func isOneOf(value string, allowed ...string) bool {
-	for _, a := range allowed {
-		if value == a {
-			return true
-		}
-	}
-	return false
-}
-
-// exits tells whether the demonstration ends after the summary.
-func (s *settings) exits() bool { return isOneOf(s.Exit, "1", "true", "yes") }
 
 // patience is how long everything may take to come to rest.
 func (s *settings) patience() time.Duration {

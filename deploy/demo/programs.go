@@ -34,7 +34,7 @@ const (
 // ends the others in order. What the program writes goes to its log file.
 func (f *fleet) start(s spec) (*program, error) {
 	path := filepath.Join(f.binDir, s.program)
-	log, err := os.OpenFile(filepath.Join(f.dir, s.name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600) //nolint:gosec // G304: our own folder
+	log, err := os.OpenFile(filepath.Join(f.dir, s.name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open the log of %s: %w", s.name, err)
 	}
@@ -175,8 +175,9 @@ func (f *fleet) runOnce(ctx context.Context, s spec) (string, error) {
 
 func (p *program) once() bool { return strings.HasPrefix(p.name, "once-") }
 
-// await returns what the first line that matches shows in its first group, once the program writes it.
-func (p *program) await(ctx context.Context, line *regexp.Regexp) (string, error) {
+// await returns what the first line that matches the pattern shows in its first group, once the program writes it.
+func (p *program) await(ctx context.Context, pattern string) (string, error) {
+	line := regexp.MustCompile(pattern)
 	ctx, cancel := context.WithTimeoutCause(ctx, startGrace, fmt.Errorf("%s did not get ready within %s", p.name, startGrace))
 	defer cancel()
 	tick := time.NewTicker(logPoll)
@@ -261,16 +262,16 @@ func (p *program) kill() {
 	<-p.done
 }
 
-// stop ends the program with SIGTERM, or SIGKILL when it takes longer than 10 s; anything but exit code 0 is an error.
-func (p *program) stop() error {
+// stop ends the program with SIGTERM, or SIGKILL when it takes longer than grace; anything but exit code 0 is an error.
+func (p *program) stop(grace time.Duration) error {
 	p.signal(syscall.SIGTERM)
-	timer := time.NewTimer(stopGrace)
+	timer := time.NewTimer(grace)
 	defer timer.Stop()
 	select {
 	case <-p.done:
 	case <-timer.C:
 		p.kill()
-		return fmt.Errorf("%s did not end within %s of SIGTERM", p.name, stopGrace)
+		return fmt.Errorf("%s did not end within %s of SIGTERM", p.name, grace)
 	}
 	if p.err != nil {
 		return fmt.Errorf("%s did not end in good order: %w", p.name, p.err)
@@ -279,7 +280,7 @@ func (p *program) stop() error {
 }
 
 // stopAll ends every program, what others use after those.
-func (f *fleet) stopAll() error {
+func (f *fleet) stopAll(grace time.Duration) error {
 	var failed error
 	for _, last := range []bool{false, true} {
 		f.mu.Lock()
@@ -288,7 +289,7 @@ func (f *fleet) stopAll() error {
 		errs := make([]error, len(now))
 		var wg sync.WaitGroup
 		for i, p := range now {
-			wg.Go(func() { errs[i] = p.stop() })
+			wg.Go(func() { errs[i] = p.stop(grace) })
 		}
 		wg.Wait()
 		failed = errors.Join(failed, errors.Join(errs...))

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"regexp"
 	"strconv"
 
 	"github.com/jackc/pgx/v5"
@@ -59,11 +58,11 @@ type stage struct {
 }
 
 // What the programs write once they can be used.
-var (
-	listeningLine = regexp.MustCompile(`(?m)^listening on (?:http://)?([^\s,]+)`)
-	controlLine   = regexp.MustCompile(`(?m)^listening on .*, control on (\S+)$`)
-	recordingLine = regexp.MustCompile(`"msg":"recording","program":"([^"]+)"`)
-	readyLine     = regexp.MustCompile(`"msg":"serving health and metrics".*"address":"([^"]+)"`)
+const (
+	listeningLine = `(?m)^listening on (?:http://)?([^\s,]+)`
+	controlLine   = `(?m)^listening on .*, control on (\S+)$`
+	recordingLine = `"msg":"(recording)"`
+	readyLine     = `"msg":"serving health and metrics".*"address":"([^"]+)"`
 )
 
 func (d *demo) startDatabase() error {
@@ -227,7 +226,7 @@ func (d *demo) openRuns() error {
 }
 
 // killAndRestart kills the first of the programs and starts it again after a moment.
-func (d *demo) killAndRestart(ctx context.Context, programs []*program, ready *regexp.Regexp) error {
+func (d *demo) killAndRestart(ctx context.Context, programs []*program, ready string) error {
 	old := programs[0]
 	old.kill()
 	if err := wait(ctx, restartAfter); err != nil {
@@ -265,7 +264,7 @@ func (d *demo) end(ctx context.Context) error {
 		d.stopWatch()
 		<-d.watched
 	}
-	err := d.fleet.stopAll()
+	err := d.fleet.stopAll(stopGrace)
 	if d.pool != nil {
 		d.pool.Close()
 	}

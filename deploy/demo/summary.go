@@ -52,26 +52,26 @@ type evidence struct {
 
 // summary is what DEMO_JSON gets.
 type summary struct {
-	Events         int              `json:"events"`
-	Intents        int              `json:"intents"`
-	Pending        int              `json:"pending"`
-	Charging       int              `json:"charging"`
-	Charged        int              `json:"charged"`
-	CardDeclined   int              `json:"card_declined"`
-	Parked         int              `json:"parked"`
-	Voided         int              `json:"voided"`
-	NothingDue     int              `json:"nothing_due"`
-	Duplicates     int              `json:"duplicates"`
-	Redeliveries   int              `json:"redeliveries"`
-	Conflicts      int              `json:"conflicts"`
-	Quarantined    int              `json:"quarantined"`
-	StripeCharges  int              `json:"stripe_charges"`
-	DoubleCharges  int              `json:"double_charges"`
-	Lost           int              `json:"lost"`
-	PendingReasons map[string]int   `json:"pending_reasons"`
-	Published      publishedShares  `json:"published"`
-	Seconds        float64          `json:"seconds"`
-	Runs           []runSummary     `json:"runs"`
+	Events         int             `json:"events"`
+	Intents        int             `json:"intents"`
+	Pending        int             `json:"pending"`
+	Charging       int             `json:"charging"`
+	Charged        int             `json:"charged"`
+	CardDeclined   int             `json:"card_declined"`
+	Parked         int             `json:"parked"`
+	Voided         int             `json:"voided"`
+	NothingDue     int             `json:"nothing_due"`
+	Duplicates     int             `json:"duplicates"`
+	Redeliveries   int             `json:"redeliveries"`
+	Conflicts      int             `json:"conflicts"`
+	Quarantined    int             `json:"quarantined"`
+	StripeCharges  int             `json:"stripe_charges"`
+	DoubleCharges  int             `json:"double_charges"`
+	Lost           int             `json:"lost"`
+	PendingReasons map[string]int  `json:"pending_reasons"`
+	Published      publishedShares `json:"published"`
+	Seconds        float64         `json:"seconds"`
+	Runs           []runSummary    `json:"runs"`
 
 	reasons  map[string]int // by "status (reason)"
 	sums     []currencySum
