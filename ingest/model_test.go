@@ -45,7 +45,7 @@ func TestRandomDeliveriesMatchTheModel(t *testing.T) {
 			}
 			from = to
 		}
-		compare(rt, t, b, run, modelOf(log))
+		compare(t, rt, b, run, modelOf(log))
 		after := b.counters(t)
 		require.Equal(rt, total, minus(after, before), "the durable counters say what the calls said")
 
@@ -60,7 +60,7 @@ func TestRandomDeliveriesMatchTheModel(t *testing.T) {
 		both.Wait()
 		require.NoError(rt, errors.Join(errs...))
 		require.Zero(rt, counts[0].Intents+counts[1].Intents)
-		compare(rt, t, b, run, modelOf(log))
+		compare(t, rt, b, run, modelOf(log))
 	})
 }
 
@@ -157,7 +157,8 @@ func modelOf(log []ingest.Delivery) model {
 	return m
 }
 
-func compare(rt *rapid.T, t *testing.T, b *bundle, run int, m model) {
+func compare(t *testing.T, rt *rapid.T, b *bundle, run int, m model) {
+	t.Helper()
 	rt.Helper()
 	rows, err := b.owner.Query(t.Context(), `SELECT customer_id, amount_cents, status FROM billing.intents WHERE customer_id LIKE $1`, pattern(run))
 	require.NoError(rt, err)

@@ -169,7 +169,7 @@ func TestUnknownCommitIsRepeated(t *testing.T) {
 	counts, err := b.Record(t.Context(), []ingest.Delivery{at("1", body("a", 1)), at("2", "{}"), at("3", body("a", 2))},
 		func(context.Context, pgx.Tx) error { calls++; return nil })
 	require.NoError(t, err)
-	require.EqualValues(t, 1, p.Lost(), "the answer to one commit was lost")
+	require.Equal(t, 1, p.Lost(), "the answer to one commit was lost")
 	require.Equal(t, 2, calls)
 	require.Equal(t, ingest.Counts{Redeliveries: 3}, counts, "the first try had committed")
 	require.EqualValues(t, 1, b.number(t, "SELECT count(*) FROM billing.intents"))

@@ -127,9 +127,9 @@ func body(customer string, amount int) string {
 	return fmt.Sprintf(`{"customer_id":"cus_%s","billing_period":"2026-08","amount_cents":%d}`, customer, amount)
 }
 
-func (b *bundle) number(t *testing.T, query string, args ...any) int64 {
+func (b *bundle) number(t *testing.T, query string) int64 {
 	t.Helper()
-	n, err := b.tryNumber(t.Context(), query, args...)
+	n, err := b.tryNumber(t.Context(), query)
 	require.NoError(t, err)
 	return n
 }

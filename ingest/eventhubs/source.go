@@ -27,11 +27,13 @@ const SourceName = "eventhubs"
 // one ends or hangs. It returns nil.
 func (s *Source) Run(ctx context.Context) error {
 	delay := s.cfg.RestartDelay
-	for n := 1; ctx.Err() == nil; n++ {
+	for n := 1; ; n++ {
 		started := time.Now()
 		err := s.session(ctx, n)
-		if ctx.Err() != nil {
-			break
+		select {
+		case <-ctx.Done():
+			return nil
+		default:
 		}
 		if time.Since(started) > s.cfg.OwnershipExpiry {
 			delay = s.cfg.RestartDelay
@@ -39,11 +41,10 @@ func (s *Source) Run(ctx context.Context) error {
 		s.metrics.restarts.Inc()
 		s.logger.WarnContext(ctx, "the reader of the event hub ended, starting another", slog.Any("error", err), slog.Duration("delay", delay))
 		if !sleep(ctx, delay) {
-			break
+			return nil
 		}
 		delay = min(2*delay, maxRestartDelay)
 	}
-	return nil
 }
 
 // Config says what to read and how. Zero values take the defaults given.
@@ -172,7 +173,7 @@ var (
 func (c Config) target() (target, error) {
 	props, err := azeventhubs.ParseConnectionString(c.ConnectionString)
 	if err != nil {
-		return target{}, fmt.Errorf("%w: it must look like Endpoint=sb://NAME.servicebus.windows.net/;SharedAccessKeyName=...;SharedAccessKey=...", ErrConnectionString)
+		return target{}, fmt.Errorf("%w: it must look like Endpoint=sb://NAME.servicebus.windows.net/;SharedAccessKeyName=NAME;SharedAccessKey=KEY", ErrConnectionString)
 	}
 	hub := strings.ToLower(c.Hub)
 	entity := hub

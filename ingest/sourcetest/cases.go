@@ -10,6 +10,7 @@ import (
 )
 
 func eachEventOnce(t *testing.T, h *harness) {
+	t.Helper()
 	h.Publish(t, bodies("before", 300)...)
 	h.start(t)
 	h.Publish(t, bodies("after", 300)...)
@@ -22,6 +23,7 @@ func eachEventOnce(t *testing.T, h *harness) {
 }
 
 func redeliveredEventsAddNothing(t *testing.T, h *harness) {
+	t.Helper()
 	h.Publish(t, bodies("a", 200)...)
 	h.Publish(t, "poison", body("a_1", 7))
 	stop := h.start(t)
@@ -37,6 +39,7 @@ func redeliveredEventsAddNothing(t *testing.T, h *harness) {
 }
 
 func poisonInTheMiddle(t *testing.T, h *harness) {
+	t.Helper()
 	h.start(t)
 	for i, poison := range []string{"", "{", "\x00\xff", `{"customer_id":"cus_x"}`, `[1,2]`, `{"customer_id":"cus_a:b","billing_period":"2026-08","amount_cents":1}`} {
 		h.Publish(t, bodies(fmt.Sprint("good", i), 10)...)
@@ -49,6 +52,7 @@ func poisonInTheMiddle(t *testing.T, h *harness) {
 }
 
 func stoppedAndStartedAgain(t *testing.T, h *harness) {
+	t.Helper()
 	for round := range 4 {
 		stop := h.start(t)
 		h.Publish(t, bodies(fmt.Sprint("running", round), 100)...)
@@ -62,6 +66,7 @@ func stoppedAndStartedAgain(t *testing.T, h *harness) {
 }
 
 func crashBetweenCommitAndCheckpoint(t *testing.T, h *harness) {
+	t.Helper()
 	stop := h.start(t)
 	h.Publish(t, bodies("a", 1)...)
 	h.await(t, 1, intents)
@@ -78,6 +83,7 @@ func crashBetweenCommitAndCheckpoint(t *testing.T, h *harness) {
 }
 
 func answerToCommitLost(t *testing.T, h *harness) {
+	t.Helper()
 	h.start(t)
 	h.Publish(t, bodies("a", 1)...)
 	h.await(t, 1, intents)
@@ -91,6 +97,7 @@ func answerToCommitLost(t *testing.T, h *harness) {
 }
 
 func databaseAwayForAWhile(t *testing.T, h *harness) {
+	t.Helper()
 	h.start(t)
 	h.Publish(t, bodies("a", 100)...)
 	h.await(t, 100, intents)
@@ -106,6 +113,7 @@ func databaseAwayForAWhile(t *testing.T, h *harness) {
 }
 
 func stopWhileTheDatabaseIsAway(t *testing.T, h *harness) {
+	t.Helper()
 	stop := h.start(t)
 	h.Publish(t, bodies("a", 10)...)
 	h.await(t, 10, intents)
@@ -120,6 +128,7 @@ func stopWhileTheDatabaseIsAway(t *testing.T, h *harness) {
 }
 
 func nothingIsPassedOver(t *testing.T, h *harness) {
+	t.Helper()
 	h.start(t)
 	for i := range 20 {
 		h.Publish(t, bodies(fmt.Sprint("a", i), 20)...)
@@ -132,6 +141,7 @@ func nothingIsPassedOver(t *testing.T, h *harness) {
 }
 
 func twoReadersAtOnce(t *testing.T, h *harness) {
+	t.Helper()
 	h.Publish(t, bodies("before", 200)...)
 	h.start(t)
 	stop := h.start(t)
@@ -145,6 +155,7 @@ func twoReadersAtOnce(t *testing.T, h *harness) {
 }
 
 func refusedObject(t *testing.T, h *harness) {
+	t.Helper()
 	_, err := h.owner.Exec(t.Context(), "ALTER TABLE billing.intents ADD CONSTRAINT no_thirteen CHECK (amount_cents <> 13)")
 	require.NoError(t, err)
 	h.Publish(t, bodies("before", 30)...)

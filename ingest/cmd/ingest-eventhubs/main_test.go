@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -48,7 +49,8 @@ func start(t *testing.T, env map[string]string, args ...string) *program {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
-	p := &program{Cmd: exec.CommandContext(context.WithoutCancel(t.Context()), self, args...), stderr: &output{}, ended: make(chan struct{})}
+	command := exec.CommandContext(context.WithoutCancel(t.Context()), self, args...) //nolint:gosec // this very binary
+	p := &program{Cmd: command, stderr: &output{}, ended: make(chan struct{})}
 	p.Env = []string{asProgram + "=1", "PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}
 	for name, value := range env {
 		p.Env = append(p.Env, name+"="+value)
@@ -177,9 +179,7 @@ func TestWrongSettingsSayWhichInOneSentence(t *testing.T) {
 		t.Run(title, func(t *testing.T) {
 			t.Parallel()
 			env := settings(hub, db.URL)
-			for k, v := range test.change {
-				env[k] = v
-			}
+			maps.Copy(env, test.change)
 			p := start(t, env, test.args...)
 			require.Equal(t, 2, p.exit(t), p.stderr)
 			said := lastLine(p.stderr.String())
@@ -204,7 +204,7 @@ func TestRightSettingsPassTheCheck(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "connection")
 	require.NoError(t, os.WriteFile(secret, []byte("Endpoint=sb://x.servicebus.windows.net/;SharedAccessKeyName=a;SharedAccessKey=b;EntityPath=Billing\n"), 0o600))
 	p := start(t, map[string]string{
-		"DATABASE_URL": "postgres://u:p@db.example:5432/billing", "EVENTHUB_CONNECTION_STR_FILE": secret, "BILLING_NAMESPACE": "usage",
+		"DATABASE_URL": "postgres://db.example:5432/billing", "EVENTHUB_CONNECTION_STR_FILE": secret, "BILLING_NAMESPACE": "usage",
 	}, "--check-config", "--map", "customer_id=/subject", "--map", "amount_cents=/data/total")
 	require.Equal(t, 0, p.exit(t), p.stderr)
 	require.Contains(t, p.stderr.String(), "the settings are fine")
