@@ -132,6 +132,10 @@ type item struct {
 	partition  string
 	position   string // the delivery's, and the object's place in it
 	enqueuedAt time.Time
+
+	// Of the present attempt:
+	result  result
+	refusal *schema.Fault // Postgres refused the object
 }
 
 // prepare parses the batch into its objects, in order of delivery.

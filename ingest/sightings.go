@@ -73,11 +73,11 @@ func (w *writing) judgeSighting(s sighting, inserted bool, as result) (more int6
 	for i, it := range s.items {
 		switch {
 		case i == 0 && inserted:
-			w.results[it] = as
+			it.result = as
 		case s.firstSource == w.recorder.cfg.Source && s.firstPosition == it.position:
-			w.results[it] = resultRedelivery
+			it.result = resultRedelivery
 		default:
-			w.results[it] = as
+			it.result = as
 			more, last = more+1, it.position
 		}
 	}
@@ -189,7 +189,7 @@ func (w *writing) quarantine(ctx context.Context) error {
 	for _, it := range w.items {
 		fault := it.fault
 		if fault == nil {
-			fault = w.refusals[it]
+			fault = it.refusal
 		}
 		if fault == nil {
 			continue

@@ -37,12 +37,13 @@ type writing struct {
 	q        *queries.Queries
 	tx       pgx.Tx
 	items    []*item
-	results  map[*item]result
-	refusals map[*item]*schema.Fault // refused by Postgres in this attempt
 }
 
 func newWriting(r *Recorder, tx pgx.Tx, items []*item) *writing {
-	return &writing{recorder: r, q: queries.New(), tx: tx, items: items, results: make(map[*item]result, len(items))}
+	for _, it := range items {
+		it.result, it.refusal = resultNone, nil
+	}
+	return &writing{recorder: r, q: queries.New(), tx: tx, items: items}
 }
 
 // placeIsolated places the groups in savepoints, halving where Postgres refuses one, down to the single object.
@@ -74,21 +75,17 @@ func (w *writing) placeIsolated(ctx context.Context, groups []group) error {
 		}
 		return nil
 	}
-	w.refuse(groups[0][0], err)
+	groups[0][0].refuse(err)
 	return nil
 }
 
-func (w *writing) refuse(it *item, err error) {
+func (it *item) refuse(err error) {
 	message := "Postgres refused this object"
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
 		// Not its detail, which repeats the row.
 		message += fmt.Sprintf(": %s (SQLSTATE %s, constraint %q)", pgErr.Message, pgErr.Code, pgErr.ConstraintName)
 	}
-	if w.refusals == nil {
-		w.refusals = map[*item]*schema.Fault{}
-	}
-	w.refusals[it] = &schema.Fault{Code: FaultRefusedByDatabase, Message: message}
-	delete(w.results, it)
+	it.result, it.refusal = resultNone, &schema.Fault{Code: FaultRefusedByDatabase, Message: message}
 }
 
 // place compares the groups with what stands, inserts the rest, and judges whatever the insert did not take.
@@ -216,13 +213,13 @@ func (w *writing) judge(g group, s standingIntent) []conflict {
 	for i, it := range g {
 		switch {
 		case i == 0 && s.inserted:
-			w.results[it] = resultIntent
+			it.result = resultIntent
 		case schema.Compare(s.terms, it.event.Terms()) == schema.VerdictConflict:
 			conflicts = append(conflicts, conflict{intentID: s.id, item: it})
 		case s.source == w.recorder.cfg.Source && s.position == it.position:
-			w.results[it] = resultRedelivery
+			it.result = resultRedelivery
 		default:
-			w.results[it] = resultDuplicate
+			it.result = resultDuplicate
 		}
 	}
 	return conflicts
@@ -231,7 +228,7 @@ func (w *writing) judge(g group, s standingIntent) []conflict {
 func (w *writing) counts() Counts {
 	var c Counts
 	for _, it := range w.items {
-		c.add(w.results[it])
+		c.add(it.result)
 	}
 	return c
 }
@@ -262,7 +259,7 @@ func (w *writing) addCounters(ctx context.Context) error {
 			byPartition[it.partition] = c
 			partitions = append(partitions, it.partition)
 		}
-		c.add(w.results[it])
+		c.add(it.result)
 	}
 	if len(partitions) == 0 {
 		return nil

@@ -29,7 +29,11 @@ func (x *session) read(reading, recording context.Context, client *azeventhubs.P
 	if reading.Err() != nil {
 		return // the Processor closes it: once, after the checkpoint
 	}
-	x.logger.InfoContext(reading, "partition is closed", slog.String("partition", r.partition), slog.String("reason", err.Error()))
+	level := slog.LevelWarn
+	if errors.Is(err, errLost) {
+		level = slog.LevelInfo // readers come and go
+	}
+	x.logger.Log(reading, level, "partition is closed", slog.String("partition", r.partition), slog.String("reason", err.Error()))
 	r.close()
 }
 

@@ -52,6 +52,7 @@ func (s *Source) session(ctx context.Context, n int) error {
 	}()
 	var readers, watch sync.WaitGroup
 	watch.Go(func() { x.watch(reading) })
+	watch.Go(func() { x.lookAround(reading) })
 	for {
 		client := x.processor.NextPartitionClient(reading)
 		if client == nil {
@@ -156,12 +157,10 @@ var (
 	errRecreated  = errors.New("the hub was created anew")
 )
 
-// watch ends the session when the Processor hangs, strands a partition, or knows the hub no longer.
+// watch ends the session when the Processor hangs or strands a partition. It waits for nothing but its clock.
 func (x *session) watch(ctx context.Context) {
 	tick := time.NewTicker(max(x.cfg.UpdateInterval/2, 10*time.Millisecond))
 	defer tick.Stop()
-	look := time.NewTicker(x.cfg.LookInterval)
-	defer look.Stop()
 	missing := map[string]time.Time{}
 	for {
 		select {
@@ -176,11 +175,16 @@ func (x *session) watch(ctx context.Context) {
 				x.end(fmt.Errorf("%w: %s", errStranded, p))
 				return
 			}
-		case <-look.C:
-			if err := x.look(ctx); err != nil {
-				x.end(err)
-				return
-			}
+		}
+	}
+}
+
+// lookAround ends the session when the hub is no longer the one that the Processor knows.
+func (x *session) lookAround(ctx context.Context) {
+	for sleep(ctx, x.cfg.LookInterval) {
+		if err := x.look(ctx); err != nil {
+			x.end(err)
+			return
 		}
 	}
 }
