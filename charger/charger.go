@@ -54,7 +54,8 @@ type Charger struct {
 	rate       *rate
 	log        *slog.Logger
 	metrics    *metrics
-	dispatched atomic.Int64 // Unix nanoseconds of the last round of the dispatcher without an error
+	stopping   chan struct{} // closed when Run's context ends
+	dispatched atomic.Int64  // Unix nanoseconds of the last round of the dispatcher without an error
 }
 
 // New makes a charger and checks its settings; it touches neither database nor network.
@@ -68,8 +69,8 @@ func New(cfg Config) (*Charger, error) {
 	case cfg.StripeAPI != stripecharge.APIPaymentIntents && cfg.StripeAPI != stripecharge.APICharges:
 		return nil, fmt.Errorf("STRIPE_API: %q is neither payment_intents nor charges", cfg.StripeAPI)
 	}
-	c := &Charger{cfg: cfg, pool: cfg.Pool, queries: queries.New(), log: cfg.Logger, metrics: newMetrics(cfg.Registry)}
-	c.rate = newRate(cfg.Pool, c.queries, cfg.RatePerSecond, cfg.CallTimeout)
+	c := &Charger{cfg: cfg, pool: cfg.Pool, queries: queries.New(), log: cfg.Logger, metrics: newMetrics(cfg.Registry), stopping: make(chan struct{})}
+	c.rate = newRate(cfg.Pool, c.queries, cfg.RatePerSecond, cfg.CallTimeout, c.stopping)
 	keys, err := newKeys(c, cfg.Keys)
 	if err != nil {
 		return nil, err
@@ -145,6 +146,7 @@ func (c *Charger) Run(ctx context.Context) error {
 	group.Go(func() error { return c.observeLoop(ctx) })
 	group.Go(func() error {
 		<-ctx.Done()
+		close(c.stopping)
 		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.lease())
 		defer cancel()
 		if err := c.river.Stop(stop); err != nil {

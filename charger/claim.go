@@ -44,6 +44,7 @@ func (w *worker) claim(ctx context.Context, jobID int64, intent queries.IntentFo
 		VaultKeyID:      acc.vaultKeyID,
 		IntentID:        intent.ID,
 		SeenClaimNumber: intent.ClaimNumber,
+		KeyGeneration:   intent.KeyGeneration,
 		FirstSend:       op == stripecharge.OpCreate && !intent.Frozen,
 		StatusReason:    reason,
 		LeaseSeconds:    w.lease().Seconds(),

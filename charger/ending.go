@@ -29,6 +29,9 @@ func endingOfCreate(c claimed, answer stripecharge.Answer) ending {
 	if o := answer.Object; o != nil && answer.Class != stripecharge.ClassMismatch {
 		e.objectID = o.ID
 	}
+	if stripecharge.RowOf(answer.Class).Money == stripecharge.MoneyNot {
+		e.resolution = notMoved
+	}
 	switch answer.Class {
 	case stripecharge.ClassSucceeded:
 		return charged(e, *answer.Object, schema.ReasonCharged)
@@ -39,17 +42,16 @@ func endingOfCreate(c claimed, answer stripecharge.Answer) ending {
 	case stripecharge.ClassDeclined, stripecharge.ClassFailedObject:
 		return endingOfDecline(c, answer, e)
 	case stripecharge.ClassInvalidRequest, stripecharge.ClassLocalError:
-		e.resolution = notMoved
 		if c.intent.Unresolved == 0 {
 			e.status, e.reason, e.again = schema.StatusParked, schema.ReasonInvalidRequest, false
 		}
 	case stripecharge.ClassDenied, stripecharge.ClassUnauthorized:
-		e.resolution, e.pauseRun = notMoved, "vault_denied"
+		e.pauseRun = "vault_denied"
 		if c.intent.Unresolved == 0 {
 			e.status, e.reason, e.dropJob, e.again = schema.StatusPending, schema.ReasonRunPaused, true, false
 		}
 	case stripecharge.ClassRateLimited, stripecharge.ClassLockTimeout, stripecharge.ClassNotSent:
-		e.resolution, e.slowDown = notMoved, answer.Class == stripecharge.ClassRateLimited
+		e.slowDown = answer.Class == stripecharge.ClassRateLimited
 		if c.intent.Unresolved == 0 {
 			e.status, e.reason = schema.StatusPending, schema.ReasonQueued
 		}
@@ -77,15 +79,15 @@ func endingOfDecline(c claimed, answer stripecharge.Answer, e ending) ending {
 	}
 	e.adviceCode = answer.AdviceCode
 	if answer.Replayed && e.objectID != "" {
+		e.resolution = ""
 		return e // the object is known now, the next step reads it
 	}
 	if c.intent.Unresolved > 0 && seconds(c.intent.SecondsSinceFirstSend) >= Window {
-		e.resolution, e.again = notMoved, false
-		e.status, e.reason = schema.StatusParked, schema.ReasonDoubtExpired
+		e.status, e.reason, e.again = schema.StatusParked, schema.ReasonDoubtExpired, false
 		e.detail = "declined after the key's window, while an earlier send is in doubt: " + e.detail
 		return e
 	}
-	e.resolution, e.others = notMoved, notMoved
+	e.others = notMoved
 	if strings.HasPrefix(e.objectID, "pi_") {
 		e.reason = schema.ReasonCancelling
 		return e
@@ -193,7 +195,7 @@ func unchanged(c claimed, answer stripecharge.Answer) ending {
 func charged(e ending, o stripecharge.Object, reason schema.StatusReason) ending {
 	e.status, e.reason, e.again, e.detail = schema.StatusCharged, reason, false, ""
 	if e.resolution == "" {
-		e.resolution = moved
+		e.resolution = moved // of the create itself; a read or look-up that shows it moved nothing
 	}
 	e.others = moved
 	e.chargeID, e.objectID = o.ChargeID, o.ID

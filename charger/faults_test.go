@@ -306,7 +306,7 @@ func TestRateIsSharedByAllChargers(t *testing.T) {
 	taken := make(chan struct{}, 200)
 	began := secondOf(t, pool)
 	for range 4 {
-		r := newRate(pool, queries.New(), 50, 10*time.Second)
+		r := newRate(pool, queries.New(), 50, 10*time.Second, nil)
 		go func() {
 			for range 50 {
 				if r.take(t.Context(), rateCreate) != nil {
@@ -326,7 +326,7 @@ func TestRateIsSharedByAllChargers(t *testing.T) {
 func secondOf(t *testing.T, pool *pgxpool.Pool) int64 {
 	t.Helper()
 	var second int64
-	require.NoError(t, pool.QueryRow(t.Context(), `SELECT extract(epoch FROM clock_timestamp())::bigint`).Scan(&second))
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT floor(extract(epoch FROM clock_timestamp()))::bigint`).Scan(&second))
 	return second
 }
 

@@ -20,6 +20,7 @@ import (
 
 	"chargeonce/charger/stripecharge"
 	"chargeonce/charger/stripecharge/stripetest"
+	"chargeonce/charger/vaultkey"
 	"chargeonce/schema"
 	"chargeonce/sql"
 )
@@ -44,10 +45,14 @@ func holdProcess(databaseURL string) int {
 		if err != nil {
 			return err
 		}
+		given, err := vaultkey.NewStatic("sk_test_standin")
+		if err != nil {
+			return err
+		}
 		c, err := New(Config{
 			Pool: pool, RiverPool: riverPool, ID: fmt.Sprintf("held-%d", os.Getpid()), Workers: 4, RatePerSecond: 10_000,
 			CallTimeout: time.Second, DispatchEvery: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
-			Keys: KeysConfig{StaticKey: "sk_test_standin", StripeURL: os.Getenv(holdStripeEnv), Transport: stripecharge.NewTransport()},
+			Keys: KeysConfig{Issuer: given, StripeURL: os.Getenv(holdStripeEnv), Transport: stripecharge.NewTransport()},
 			Hold: func(_ context.Context, point string, intentID int64) {
 				if point == os.Getenv(holdPointEnv) {
 					_, _ = fmt.Fprintf(os.Stdout, "held %s %d\n", point, intentID)

@@ -18,9 +18,8 @@ import (
 
 // KeysConfig says where a run's Stripe key comes from.
 type KeysConfig struct {
-	Issuer    vaultkey.Issuer // of a spend-cap proxy; nil with StaticKey
-	Sealer    *vaultkey.Sealer
-	StaticKey string // given: any proxy's key, or a restricted key of Stripe's own
+	Issuer    vaultkey.Issuer  // a spend-cap proxy, or the one given key
+	Sealer    *vaultkey.Sealer // encrypts issued keys in the database; nil for a given key, which is not stored
 	TTL       time.Duration
 	StripeURL string // the proxy or Stripe; empty is Stripe
 	Transport *stripecharge.Transport
@@ -90,10 +89,8 @@ func newKeys(c *Charger, cfg KeysConfig) (*keys, error) {
 		cfg.AllowedEndpoints = vaultkey.AllowedEndpoints()
 	}
 	switch {
-	case cfg.Issuer == nil && cfg.StaticKey == "":
-		return nil, errors.New("KEYBRAKE_VAULT_KEY: missing; VAULT_MODE=static needs the key to call Stripe with")
-	case cfg.Issuer != nil && cfg.Sealer == nil:
-		return nil, errors.New("VAULT_ENCRYPTION_KEY: missing; issued vault keys are stored encrypted")
+	case cfg.Issuer == nil:
+		return nil, errors.New("internal error: a charger needs an issuer of vault keys")
 	case cfg.Transport == nil:
 		cfg.Transport = stripecharge.NewTransport()
 	}
@@ -135,11 +132,9 @@ func (k *keys) open(ctx context.Context, runID int64) (*access, error) {
 		return nil, fmt.Errorf("read run %d: %w", runID, err)
 	}
 	acc := &access{}
-	secret := k.cfg.StaticKey
-	if k.cfg.Issuer != nil {
-		if secret, err = k.living(ctx, run, acc); err != nil {
-			return nil, err
-		}
+	secret, err := k.secret(ctx, run, acc)
+	if err != nil {
+		return nil, err
 	}
 	acc.client, err = stripecharge.New(stripecharge.Config{
 		Transport: k.cfg.Transport, URL: k.cfg.StripeURL, Key: secret, Timeout: k.Charger.cfg.CallTimeout, Logger: k.log,
@@ -148,6 +143,17 @@ func (k *keys) open(ctx context.Context, runID int64) (*access, error) {
 		return nil, &keyError{reason: "vault_denied", err: err}
 	}
 	return acc, k.verify(ctx, run, acc)
+}
+
+func (k *keys) secret(ctx context.Context, run queries.BillingRun, acc *access) (string, error) {
+	if k.cfg.Sealer != nil {
+		return k.living(ctx, run, acc)
+	}
+	given, err := k.cfg.Issuer.Issue(ctx, vaultkey.Request{})
+	if err != nil {
+		return "", fmt.Errorf("the given vault key of run %d: %w", run.ID, err)
+	}
+	return given.Secret, nil
 }
 
 // verify compares the key's account with the run's; the run's first verified key names it.

@@ -28,6 +28,7 @@ type rate struct {
 	queries   *queries.Queries
 	perSecond int
 	maxWait   time.Duration
+	stopping  <-chan struct{} // nobody waits for a token any more
 	budgets   map[string]*budget
 }
 
@@ -39,14 +40,14 @@ type budget struct {
 	lapseAt time.Time
 }
 
-func newRate(pool *pgxpool.Pool, q *queries.Queries, perSecond int, maxWait time.Duration) *rate {
+func newRate(pool *pgxpool.Pool, q *queries.Queries, perSecond int, maxWait time.Duration, stopping <-chan struct{}) *rate {
 	return &rate{
-		pool: pool, queries: q, perSecond: perSecond, maxWait: maxWait,
+		pool: pool, queries: q, perSecond: perSecond, maxWait: maxWait, stopping: stopping,
 		budgets: map[string]*budget{rateCreate: {}, rateRead: {}},
 	}
 }
 
-// take waits for one token of the kind. It returns errNoToken when there is none in time.
+// take waits for one token of the kind. It returns errNoToken when there is none in time, or the process is stopping.
 func (r *rate) take(ctx context.Context, kind string) error {
 	deadline := time.Now().Add(r.maxWait)
 	b := r.budgets[kind]
@@ -63,6 +64,9 @@ func (r *rate) take(ctx context.Context, kind string) error {
 		case <-ctx.Done():
 			timer.Stop()
 			return ctx.Err()
+		case <-r.stopping:
+			timer.Stop()
+			return errNoToken
 		case <-timer.C:
 		}
 	}

@@ -16,6 +16,7 @@ import (
 
 	"chargeonce/charger/stripecharge"
 	"chargeonce/charger/stripecharge/stripetest"
+	"chargeonce/charger/vaultkey"
 	"chargeonce/schema"
 	"chargeonce/sql"
 	"chargeonce/sql/queries"
@@ -108,9 +109,11 @@ func (b *bundle) open(t *testing.T, expectedTotal, currency string) queries.Bill
 // config is a charger with times short enough for a test.
 func (b *bundle) config(t *testing.T) Config {
 	t.Helper()
+	given, err := vaultkey.NewStatic("sk_test_standin")
+	require.NoError(t, err)
 	return Config{
 		Pool: b.db.Pool(t, sql.RoleCharger), RiverPool: b.db.Pool(t, sql.RoleCharger),
-		Keys: KeysConfig{StaticKey: "sk_test_standin", StripeURL: b.stripe.URL, Transport: stripecharge.NewTransport()},
+		Keys: KeysConfig{Issuer: given, StripeURL: b.stripe.URL, Transport: stripecharge.NewTransport()},
 		ID:   fmt.Sprintf("%s-%d", t.Name(), time.Now().UnixNano()), Workers: 20, RatePerSecond: 10_000,
 		CallTimeout: 2 * time.Second, DispatchEvery: 20 * time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),

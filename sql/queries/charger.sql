@@ -95,8 +95,10 @@ WHERE id = @id
 RETURNING status, allocated_cents, cap_cents;
 
 -- name: IntentCountInFlight :one
+-- What fills the window of live jobs. Doubts that wait for their next look-up do not: they would bring the run to a stop.
 SELECT count(*) FROM billing.intents
-WHERE run_id = @run_id AND (status = 'charging' OR (status = 'pending' AND river_job_id IS NOT NULL));
+WHERE run_id = @run_id AND (status = 'charging' OR (status = 'pending' AND river_job_id IS NOT NULL))
+  AND status_reason IN ('queued', 'sent');
 
 -- name: IntentListWaiting :many
 -- Pending intents of one run's key without a job, oldest first, with what decides whether they may go.
@@ -114,7 +116,7 @@ LIMIT @max_rows;
 
 -- name: IntentSetWaiting :execrows
 UPDATE billing.intents SET status_reason = @status_reason, updated_at = now()
-WHERE id = ANY(@ids::bigint[]) AND status = 'pending' AND river_job_id IS NULL;
+WHERE id = ANY(@ids::bigint[]) AND status = 'pending' AND river_job_id IS NULL AND status_reason <> @status_reason;
 
 -- name: IntentDispatchMany :execrows
 -- Reserves where nothing is reserved yet; the caller has added just that sum to the run, in this transaction.
@@ -226,6 +228,10 @@ WITH may AS (
     CROSS JOIN billing.charging_switch w
     WHERE i.id = @intent_id
       AND i.claim_number = @seen_claim_number
+      AND i.key_generation = @key_generation
+      -- Terms that a person corrected after they were read are read again.
+      AND (NOT @first_send::boolean
+          OR (i.amount_cents = @amount_cents AND i.currency = @currency AND i.stripe_customer_id = @customer))
       AND i.reserved_cents IS NOT NULL
       AND (i.status = 'pending' OR (i.status = 'charging' AND i.lease_until < clock_timestamp()))
       AND (@operation::text <> 'create' OR (r.status = 'open' AND NOT w.stopped))
@@ -264,8 +270,9 @@ WITH attempt AS (
         finished_at = clock_timestamp(), lease_until = least(a.lease_until, clock_timestamp()), result = @result, http_status = sqlc.narg(http_status), request_id = nullif(@request_id::text, ''),
         replayed = @replayed, error_type = nullif(@error_type::text, ''), error_code = nullif(@error_code::text, ''),
         decline_code = nullif(@decline_code::text, ''), object_id = nullif(@object_id::text, ''), detail = nullif(@detail::text, ''),
-        resolved_at = CASE WHEN @resolution::text = '' THEN NULL ELSE clock_timestamp() END,
-        resolution = nullif(@resolution::text, '')
+        -- A look-up may have resolved this attempt while its answer was on its way: an unknown does not undo that.
+        resolved_at = CASE WHEN @resolution::text = '' THEN a.resolved_at ELSE clock_timestamp() END,
+        resolution = CASE WHEN @resolution::text = '' THEN a.resolution ELSE @resolution::text END
     WHERE a.id = @attempt_id
     RETURNING a.intent_id, a.key_generation, a.claim_number
 ), others AS (
@@ -273,6 +280,10 @@ WITH attempt AS (
     FROM attempt
     WHERE @others_resolution::text <> '' AND a.intent_id = attempt.intent_id AND a.key_generation = attempt.key_generation
       AND a.id <> @attempt_id AND a.operation = 'create' AND a.resolved_at IS NULL
+      -- A success is the one charge of this key. A decline that lost its claim says nothing about a newer send on its way.
+      AND (@others_resolution::text = 'moved' OR EXISTS (
+          SELECT 1 FROM billing.intents i
+          WHERE i.id = attempt.intent_id AND i.claim_number = attempt.claim_number AND i.status = 'charging'))
     RETURNING a.id
 ), request AS (
     UPDATE billing.charge_requests q SET

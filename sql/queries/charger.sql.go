@@ -105,28 +105,32 @@ WITH may AS (
     CROSS JOIN billing.charging_switch w
     WHERE i.id = $6
       AND i.claim_number = $7
+      AND i.key_generation = $8
+      -- Terms that a person corrected after they were read are read again.
+      AND (NOT $9::boolean
+          OR (i.amount_cents = $10 AND i.currency = $11 AND i.stripe_customer_id = $12))
       AND i.reserved_cents IS NOT NULL
       AND (i.status = 'pending' OR (i.status = 'charging' AND i.lease_until < clock_timestamp()))
       AND ($1::text <> 'create' OR (r.status = 'open' AND NOT w.stopped))
-      AND ($1::text <> 'create' OR NOT $8::boolean OR NOT EXISTS (
+      AND ($1::text <> 'create' OR NOT $9::boolean OR NOT EXISTS (
           SELECT 1 FROM billing.conflicts c WHERE c.intent_id = i.id AND c.resolved_at IS NULL))
     FOR NO KEY UPDATE OF i
 ), claimed AS (
     UPDATE billing.intents i SET
         status = 'charging',
-        status_reason = $9,
+        status_reason = $13,
         status_detail = NULL,
         claim_number = i.claim_number + 1,
-        lease_until = clock_timestamp() + ($10::double precision) * interval '1 second',
+        lease_until = clock_timestamp() + ($14::double precision) * interval '1 second',
         updated_at = now()
     FROM may WHERE i.id = may.id
     RETURNING i.id, i.key_generation, i.claim_number, i.lease_until, i.idempotency_key
 ), frozen AS (
     INSERT INTO billing.charge_requests (intent_id, key_generation, idempotency_key, stripe_api, path, body, api_version,
         stripe_account, livemode, customer, amount_cents, currency, payment_method)
-    SELECT claimed.id, claimed.key_generation, $2, $11, $12, $13, $14,
-        $15, $16::boolean, $17, $18, $19, nullif($20::text, '')
-    FROM claimed WHERE $8::boolean
+    SELECT claimed.id, claimed.key_generation, $2, $15, $16, $17, $18,
+        $19, $20::boolean, $12, $10, $11, nullif($21::text, '')
+    FROM claimed WHERE $9::boolean
 )
 INSERT INTO billing.charge_attempts (intent_id, key_generation, claim_number, operation, idempotency_key, river_job_id, worker,
     vault_key_id, run_resume_count, lease_until)
@@ -144,7 +148,11 @@ type IntentClaimParams struct {
 	VaultKeyID      *int64
 	IntentID        int64
 	SeenClaimNumber int32
+	KeyGeneration   int32
 	FirstSend       bool
+	AmountCents     int64
+	Currency        string
+	Customer        string
 	StatusReason    string
 	LeaseSeconds    float64
 	StripeAPI       string
@@ -153,9 +161,6 @@ type IntentClaimParams struct {
 	APIVersion      string
 	StripeAccount   string
 	Livemode        *bool
-	Customer        string
-	AmountCents     int64
-	Currency        string
 	PaymentMethod   string
 }
 
@@ -179,7 +184,11 @@ func (q *Queries) IntentClaim(ctx context.Context, db DBTX, arg IntentClaimParam
 		arg.VaultKeyID,
 		arg.IntentID,
 		arg.SeenClaimNumber,
+		arg.KeyGeneration,
 		arg.FirstSend,
+		arg.AmountCents,
+		arg.Currency,
+		arg.Customer,
 		arg.StatusReason,
 		arg.LeaseSeconds,
 		arg.StripeAPI,
@@ -188,9 +197,6 @@ func (q *Queries) IntentClaim(ctx context.Context, db DBTX, arg IntentClaimParam
 		arg.APIVersion,
 		arg.StripeAccount,
 		arg.Livemode,
-		arg.Customer,
-		arg.AmountCents,
-		arg.Currency,
 		arg.PaymentMethod,
 	)
 	var i IntentClaimRow
@@ -207,8 +213,10 @@ func (q *Queries) IntentClaim(ctx context.Context, db DBTX, arg IntentClaimParam
 const intentCountInFlight = `-- name: IntentCountInFlight :one
 SELECT count(*) FROM billing.intents
 WHERE run_id = $1 AND (status = 'charging' OR (status = 'pending' AND river_job_id IS NOT NULL))
+  AND status_reason IN ('queued', 'sent')
 `
 
+// What fills the window of live jobs. Doubts that wait for their next look-up do not: they would bring the run to a stop.
 func (q *Queries) IntentCountInFlight(ctx context.Context, db DBTX, runID *int64) (int64, error) {
 	row := db.QueryRow(ctx, intentCountInFlight, runID)
 	var count int64
@@ -287,8 +295,9 @@ WITH attempt AS (
         finished_at = clock_timestamp(), lease_until = least(a.lease_until, clock_timestamp()), result = $1, http_status = $2, request_id = nullif($3::text, ''),
         replayed = $4, error_type = nullif($5::text, ''), error_code = nullif($6::text, ''),
         decline_code = nullif($7::text, ''), object_id = nullif($8::text, ''), detail = nullif($9::text, ''),
-        resolved_at = CASE WHEN $10::text = '' THEN NULL ELSE clock_timestamp() END,
-        resolution = nullif($10::text, '')
+        -- A look-up may have resolved this attempt while its answer was on its way: an unknown does not undo that.
+        resolved_at = CASE WHEN $10::text = '' THEN a.resolved_at ELSE clock_timestamp() END,
+        resolution = CASE WHEN $10::text = '' THEN a.resolution ELSE $10::text END
     WHERE a.id = $11
     RETURNING a.intent_id, a.key_generation, a.claim_number
 ), others AS (
@@ -296,6 +305,10 @@ WITH attempt AS (
     FROM attempt
     WHERE $12::text <> '' AND a.intent_id = attempt.intent_id AND a.key_generation = attempt.key_generation
       AND a.id <> $11 AND a.operation = 'create' AND a.resolved_at IS NULL
+      -- A success is the one charge of this key. A decline that lost its claim says nothing about a newer send on its way.
+      AND ($12::text = 'moved' OR EXISTS (
+          SELECT 1 FROM billing.intents i
+          WHERE i.id = attempt.intent_id AND i.claim_number = attempt.claim_number AND i.status = 'charging'))
     RETURNING a.id
 ), request AS (
     UPDATE billing.charge_requests q SET
@@ -892,7 +905,7 @@ func (q *Queries) IntentResolveAttempts(ctx context.Context, db DBTX, arg Intent
 
 const intentSetWaiting = `-- name: IntentSetWaiting :execrows
 UPDATE billing.intents SET status_reason = $1, updated_at = now()
-WHERE id = ANY($2::bigint[]) AND status = 'pending' AND river_job_id IS NULL
+WHERE id = ANY($2::bigint[]) AND status = 'pending' AND river_job_id IS NULL AND status_reason <> $1
 `
 
 type IntentSetWaitingParams struct {

@@ -141,7 +141,11 @@ func (w *work) keys() (charger.KeysConfig, error) {
 		TTL: w.VaultKeyTTL, StripeURL: w.StripeAPIURL, Transport: stripecharge.NewTransport(), AccountUnverified: w.AccountUnverified,
 	}
 	if w.VaultMode == "static" {
-		cfg.StaticKey = w.KeybrakeVaultKey.Reveal()
+		given, err := vaultkey.NewStatic(w.KeybrakeVaultKey.Reveal())
+		if err != nil {
+			return cfg, &daemon.SettingError{Setting: "KEYBRAKE_VAULT_KEY", Problem: "is not usable", Cure: err.Error()}
+		}
+		cfg.Issuer = given
 		return cfg, nil
 	}
 	var err error
