@@ -34,8 +34,8 @@ const (
 	period    = "2026-08"
 	// batchEvents is how many events a producer collects for one partition before it sends.
 	batchEvents = 40
-	// minEvents is the fewest that leave something of everything.
-	minEvents = 50
+	// minEvents is the fewest that leave something of everything to be killed in the middle of.
+	minEvents = 20
 	maxEvents = 5_000_000
 	junkBytes = 100_000
 )

@@ -274,7 +274,7 @@ func (s *summary) print(out io.Writer, problems []string) error {
 	row("duplicates", s.Duplicates, fmt.Sprintf("%d published", s.expected.Duplicates))
 	row("conflicts", s.Conflicts, fmt.Sprintf("%d published; the first event stays, a person decides", s.expected.Conflicts))
 	row("quarantined", s.Quarantined, fmt.Sprintf("%d published; kept with the reason", s.expected.Poison))
-	row("redeliveries", s.Redeliveries, fmt.Sprintf("after all reading again the ingestors had seen %d billing events", s.final.Counters.objects()))
+	row("redeliveries", s.Redeliveries, fmt.Sprintf("the ingestors read %d billing events in all; what was no intent was known again as what it is", s.final.Counters.objects()))
 	row("charges at Stripe", s.StripeCharges, "by the stand-in's ledger")
 	row("double charges", s.DoubleCharges, "")
 	row("lost", s.Lost, "")
