@@ -74,7 +74,6 @@ type Recorder struct {
 	mapping     []byte // JSON of the field mapping's settings
 	fingerprint string
 	metrics     *Metrics
-	away        awayMeter
 }
 
 // Config says what a Recorder records.
@@ -181,7 +180,7 @@ func (r *Recorder) registerMapping(ctx context.Context, q *queries.Queries) erro
 
 // DatabaseAway tells for how long the longest-waiting batch has been unable to reach the database; false when none is
 // waiting. An ingestor is not ready while it is true.
-func (r *Recorder) DatabaseAway() (time.Duration, bool) { return r.away.duration(time.Now()) }
+func (r *Recorder) DatabaseAway() (time.Duration, bool) { return r.metrics.away.duration(time.Now()) }
 
 // Batches cuts deliveries, in their order, into batches within the limits. A delivery that alone exceeds MaxBatchBytes is a
 // batch of its own.

@@ -1,9 +1,20 @@
 package ingest_test
 
 import (
+	"fmt"
+	"os"
 	"testing"
+
+	"go.uber.org/goleak"
 
 	"chargeonce/sql/sqltest"
 )
 
-func TestMain(m *testing.M) { sqltest.Main(m) }
+func TestMain(m *testing.M) {
+	code := sqltest.Run(m)
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}

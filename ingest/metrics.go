@@ -11,6 +11,7 @@ type Metrics struct {
 	objects     *prometheus.CounterVec
 	batch       prometheus.Histogram
 	awaySeconds prometheus.Counter
+	away        awayMeter
 }
 
 // NewMetrics registers the metrics; a nil registry keeps them to themselves.
@@ -24,11 +25,16 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 			Buckets: []float64{.002, .005, .01, .02, .05, .1, .25, .5, 1, 5, 30},
 		}),
 		awaySeconds: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "ingest_database_away_seconds_total", Help: "Time that batches spent waiting for the database to take them.",
+			Name: "ingest_database_waited_seconds_total", Help: "Time that batches spent waiting for the database to take them, counted when they were taken.",
 		}),
 	}
 	if registry != nil {
-		registry.MustRegister(m.objects, m.batch, m.awaySeconds)
+		registry.MustRegister(m.objects, m.batch, m.awaySeconds, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "ingest_database_away_seconds", Help: "How long the longest-waiting batch has been waiting for the database, 0 when none is.",
+		}, func() float64 {
+			longest, _ := m.away.duration(time.Now())
+			return longest.Seconds()
+		}))
 	}
 	m.count(Counts{}) // every result is there from the start, as 0
 	return m

@@ -215,7 +215,7 @@ func (w *waiting) pause(ctx context.Context, err error) error {
 	r := w.recorder
 	// A lost race is over at the next try and says nothing about the database's health.
 	if w.back == nil && (!lostRace(err) || w.tries > 3) {
-		w.back = r.away.begin(w.since)
+		w.back = r.metrics.away.begin(w.since)
 	}
 	delay := r.cfg.MaxRetryDelay
 	if w.tries < 16 {

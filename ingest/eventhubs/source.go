@@ -95,7 +95,8 @@ type hubKey struct {
 	namespace, hub, group string
 }
 
-// New checks the configuration; it connects to nothing. metrics may be nil.
+// New checks the configuration; it connects to nothing. pool is for ownerships and should not be the recorder's: batches that
+// wait for a lock would keep it busy, and the partitions would be lost. metrics may be nil.
 func New(cfg Config, recorder *ingest.Recorder, pool *pgxpool.Pool, metrics *Metrics, logger *slog.Logger) (*Source, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err

@@ -19,6 +19,9 @@ import (
 
 const name = "ingest-eventhubs"
 
+// controlConns are the connections for ownerships, lag and readiness.
+const controlConns = 3
+
 func main() { daemon.Main(about(), run) }
 
 func about() daemon.About {
@@ -35,6 +38,12 @@ func run(ctx context.Context, env daemon.Env, cfg *config) error {
 		return err
 	}
 	defer pool.Close()
+	// Ownerships are renewed on connections of their own: batches that wait for a lock must not cost the partitions.
+	control, err := daemon.OpenPool(ctx, cfg.DatabaseURL, sql.RoleIngest, controlConns, name+" ownership")
+	if err != nil {
+		return err
+	}
+	defer control.Close()
 	if err := checkMigrated(ctx, pool); err != nil {
 		return err
 	}
@@ -42,7 +51,7 @@ func run(ctx context.Context, env daemon.Env, cfg *config) error {
 	if err != nil {
 		return &daemon.SettingError{Setting: "BILLING_NAMESPACE", Problem: "cannot be used (" + err.Error() + ")"}
 	}
-	source, err := eventhubs.New(cfg.source(), recorder, pool, eventhubs.NewMetrics(env.Registry), env.Log)
+	source, err := eventhubs.New(cfg.source(), recorder, control, eventhubs.NewMetrics(env.Registry), env.Log)
 	if err != nil {
 		return sourceError(err, cfg)
 	}
@@ -54,7 +63,7 @@ func run(ctx context.Context, env daemon.Env, cfg *config) error {
 		return registerError(err)
 	}
 	env.Log.InfoContext(ctx, "recording", slog.String("namespace", cfg.Namespace), slog.String("eventhub", cfg.Hub))
-	return serve(ctx, env, cfg, pool, source)
+	return serve(ctx, env, cfg, control, source)
 }
 
 // serve runs the source beside health and metrics; the end of either ends both.
@@ -77,7 +86,7 @@ func serve(ctx context.Context, env daemon.Env, cfg *config, pool *pgxpool.Pool,
 
 type config struct {
 	DatabaseURL   daemon.Secret `help:"Address of the database." env:"DATABASE_URL" placeholder:"URL"`
-	DatabaseConns int32         `help:"Connections to the database at most." default:"8" env:"DATABASE_CONNS"`
+	DatabaseConns int32         `help:"Connections to the database for batches." default:"8" env:"DATABASE_CONNS"`
 
 	ConnectionString daemon.Secret `help:"Connection string of the Event Hubs namespace or of the hub." env:"EVENTHUB_CONNECTION_STR" placeholder:"STRING"`
 	Hub              string        `help:"Event hub; may be left out when the connection string has an EntityPath." env:"EVENTHUB_NAME" placeholder:"NAME"`

@@ -201,7 +201,7 @@ func TestReadinessAndMetricsTellTheState(t *testing.T) {
 	for _, want := range []string{
 		`ingest_objects_total{result="intent"} 1`, `ingest_objects_total{result="conflict"} 0`, "ingest_batch_seconds_count 1",
 		"ingest_eventhub_last_progress_timestamp_seconds{partition=\"0\"}", `ingest_eventhub_lag_events{partition="0"} 0`,
-		"ingest_database_away_seconds_total 0", "ingest_eventhub_owned_partitions 4",
+		"ingest_database_away_seconds 0", "ingest_eventhub_owned_partitions 4",
 	} {
 		require.Contains(t, body, want)
 	}
