@@ -20,7 +20,7 @@ const maxRedispatches = 3
 // means no: the intent is parked.
 func (c *Charger) sweepRun(ctx context.Context, runID int64) error {
 	jobless, err := c.queries.IntentListJobless(ctx, c.pool, queries.IntentListJoblessParams{
-		RunID: &runID, DeadAfterSeconds: (c.jobTimeout() + c.cfg.CallTimeout).Seconds(), MaxRows: dispatchBatch,
+		RunID: &runID, DeadAfterSeconds: c.deadAfter().Seconds(), MaxRows: dispatchBatch,
 	})
 	if err != nil {
 		return fmt.Errorf("look for intents without a job in run %d: %w", runID, err)

@@ -128,18 +128,20 @@ UPDATE billing.intents i SET
     status_reason = 'queued',
     updated_at = now()
 FROM ROWS FROM (unnest(@ids::bigint[]), unnest(@job_ids::bigint[])) AS t(id, job_id)
-WHERE i.id = t.id AND i.status = 'pending' AND i.river_job_id IS NULL;
+-- The ids once more: without them a table that was never analysed is read whole.
+WHERE i.id = t.id AND i.id = ANY(@ids::bigint[]) AND i.status = 'pending' AND i.river_job_id IS NULL;
 
 -- name: IntentListJobless :many
--- In flight, but its job is gone, cancelled, discarded or completed, or runs longer than any job may (its process is dead),
--- and no lease is alive: somebody must take it up.
+-- In flight, but its job is gone, cancelled, discarded or completed, or runs without a claim for longer than any does
+-- (its process is dead), and no lease is alive: somebody must take it up.
 SELECT i.id, i.customer_id, i.idempotency_key, i.status, i.redispatches, i.river_job_id, coalesce(j.state::text, 'deleted')::text AS job_state
 FROM billing.intents i
 LEFT JOIN river.river_job j ON j.id = i.river_job_id
 WHERE i.run_id = @run_id
   AND (i.status = 'charging' OR (i.status = 'pending' AND i.river_job_id IS NOT NULL))
   AND (j.id IS NULL OR j.state IN ('cancelled', 'discarded', 'completed')
-       OR (j.state = 'running' AND j.attempted_at < clock_timestamp() - (@dead_after_seconds::double precision) * interval '1 second'))
+       OR (j.state = 'running' AND greatest(j.attempted_at, i.lease_until)
+           < clock_timestamp() - (@dead_after_seconds::double precision) * interval '1 second'))
   AND (i.lease_until IS NULL OR i.lease_until < clock_timestamp())
 ORDER BY i.id
 LIMIT @max_rows;
@@ -225,7 +227,6 @@ WITH may AS (
     SELECT i.id, i.key_generation, i.claim_number, r.resume_count
     FROM billing.intents i
     JOIN billing.runs r ON r.id = i.run_id
-    CROSS JOIN billing.charging_switch w
     WHERE i.id = @intent_id
       AND i.claim_number = @seen_claim_number
       AND i.key_generation = @key_generation
@@ -234,7 +235,7 @@ WITH may AS (
           OR (i.amount_cents = @amount_cents AND i.currency = @currency AND i.stripe_customer_id = @customer))
       AND i.reserved_cents IS NOT NULL
       AND (i.status = 'pending' OR (i.status = 'charging' AND i.lease_until < clock_timestamp()))
-      AND (@operation::text <> 'create' OR (r.status = 'open' AND NOT w.stopped))
+      AND (@operation::text <> 'create' OR (r.status = 'open' AND NOT (SELECT w.stopped FROM billing.charging_switch w)))
       AND (@operation::text <> 'create' OR NOT @first_send::boolean OR NOT EXISTS (
           SELECT 1 FROM billing.conflicts c WHERE c.intent_id = i.id AND c.resolved_at IS NULL))
     FOR NO KEY UPDATE OF i

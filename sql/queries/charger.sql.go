@@ -102,7 +102,6 @@ WITH may AS (
     SELECT i.id, i.key_generation, i.claim_number, r.resume_count
     FROM billing.intents i
     JOIN billing.runs r ON r.id = i.run_id
-    CROSS JOIN billing.charging_switch w
     WHERE i.id = $6
       AND i.claim_number = $7
       AND i.key_generation = $8
@@ -111,7 +110,7 @@ WITH may AS (
           OR (i.amount_cents = $10 AND i.currency = $11 AND i.stripe_customer_id = $12))
       AND i.reserved_cents IS NOT NULL
       AND (i.status = 'pending' OR (i.status = 'charging' AND i.lease_until < clock_timestamp()))
-      AND ($1::text <> 'create' OR (r.status = 'open' AND NOT w.stopped))
+      AND ($1::text <> 'create' OR (r.status = 'open' AND NOT (SELECT w.stopped FROM billing.charging_switch w)))
       AND ($1::text <> 'create' OR NOT $9::boolean OR NOT EXISTS (
           SELECT 1 FROM billing.conflicts c WHERE c.intent_id = i.id AND c.resolved_at IS NULL))
     FOR NO KEY UPDATE OF i
@@ -265,7 +264,7 @@ UPDATE billing.intents i SET
     status_reason = 'queued',
     updated_at = now()
 FROM ROWS FROM (unnest($3::bigint[]), unnest($4::bigint[])) AS t(id, job_id)
-WHERE i.id = t.id AND i.status = 'pending' AND i.river_job_id IS NULL
+WHERE i.id = t.id AND i.id = ANY($3::bigint[]) AND i.status = 'pending' AND i.river_job_id IS NULL
 `
 
 type IntentDispatchManyParams struct {
@@ -276,6 +275,7 @@ type IntentDispatchManyParams struct {
 }
 
 // Reserves where nothing is reserved yet; the caller has added just that sum to the run, in this transaction.
+// The ids once more: without them a table that was never analysed is read whole.
 func (q *Queries) IntentDispatchMany(ctx context.Context, db DBTX, arg IntentDispatchManyParams) (int64, error) {
 	result, err := db.Exec(ctx, intentDispatchMany,
 		arg.RunID,
@@ -626,7 +626,8 @@ LEFT JOIN river.river_job j ON j.id = i.river_job_id
 WHERE i.run_id = $1
   AND (i.status = 'charging' OR (i.status = 'pending' AND i.river_job_id IS NOT NULL))
   AND (j.id IS NULL OR j.state IN ('cancelled', 'discarded', 'completed')
-       OR (j.state = 'running' AND j.attempted_at < clock_timestamp() - ($2::double precision) * interval '1 second'))
+       OR (j.state = 'running' AND greatest(j.attempted_at, i.lease_until)
+           < clock_timestamp() - ($2::double precision) * interval '1 second'))
   AND (i.lease_until IS NULL OR i.lease_until < clock_timestamp())
 ORDER BY i.id
 LIMIT $3
@@ -648,8 +649,8 @@ type IntentListJoblessRow struct {
 	JobState       string
 }
 
-// In flight, but its job is gone, cancelled, discarded or completed, or runs longer than any job may (its process is dead),
-// and no lease is alive: somebody must take it up.
+// In flight, but its job is gone, cancelled, discarded or completed, or runs without a claim for longer than any does
+// (its process is dead), and no lease is alive: somebody must take it up.
 func (q *Queries) IntentListJobless(ctx context.Context, db DBTX, arg IntentListJoblessParams) ([]IntentListJoblessRow, error) {
 	rows, err := db.Query(ctx, intentListJobless, arg.RunID, arg.DeadAfterSeconds, arg.MaxRows)
 	if err != nil {
