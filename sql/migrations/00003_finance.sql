@@ -33,7 +33,7 @@ SELECT i.id,
                SELECT 1 FROM billing.conflicts c WHERE c.intent_id = i.id AND c.resolved_at IS NULL) THEN 'conflict'
            WHEN i.status_reason = 'same_customer' THEN 'same_customer'
            WHEN r.id IS NULL OR r.status = 'closed' THEN 'no_run'
-           WHEN w.stopped THEN 'stopped'
+           WHEN (SELECT w.stopped FROM billing.charging_switch w) THEN 'stopped'
            WHEN r.status = 'paused' THEN 'run_paused'
            WHEN i.status_reason = 'run_capped' THEN 'run_capped'
            ELSE 'queued'
@@ -67,8 +67,7 @@ SELECT i.id,
            i.updated_at) END AS charged_at
 FROM billing.intents i
 LEFT JOIN billing.runs r ON r.namespace = i.namespace AND r.billing_period = i.billing_period AND r.currency = i.currency
-LEFT JOIN billing.charge_requests q ON q.intent_id = i.id AND q.key_generation = i.key_generation
-CROSS JOIN billing.charging_switch w;
+LEFT JOIN billing.charge_requests q ON q.intent_id = i.id AND q.key_generation = i.key_generation;
 
 -- How much stands where, for a period: count and sum by status and reason.
 CREATE VIEW finance.period_summary AS
