@@ -67,7 +67,10 @@ const (
 
 func (d *demo) startDatabase() error {
 	var err error
-	d.postgres, err = localpg.Start(d.ctx, localpg.Config{Port: d.cfg.PostgresPort, BinDir: d.cfg.PostgresBinDir, Logger: d.env.Log})
+	d.postgres, err = localpg.Start(d.ctx, localpg.Config{
+		Port: d.cfg.PostgresPort, BinDir: d.cfg.PostgresBinDir, Logger: d.env.Log,
+		Settings: map[string]string{"autovacuum_naptime": "2s"},
+	})
 	if err != nil {
 		return err
 	}
