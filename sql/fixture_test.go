@@ -133,7 +133,7 @@ func (f *fixture) createClaim(t *testing.T, intent int64) queries.IntentClaimPar
 		RiverJobID: work.RiverJobID, Worker: "worker-1", IntentID: intent, SeenClaimNumber: work.ClaimNumber, FirstSend: !work.Frozen,
 		StatusReason: string(schema.ReasonSent), LeaseSeconds: 60, StripeAPI: "payment_intents", Path: "/v1/payment_intents",
 		Body: []byte("amount=" + strconv.FormatInt(work.AmountCents, 10)), APIVersion: "2024-04-10", StripeAccount: "acct_1",
-		Livemode: new(false), Customer: work.StripeCustomerID, AmountCents: work.AmountCents, Currency: work.Currency,
+		Livemode: new(false), Customer: work.StripeCustomerID, AmountCents: work.AmountCents, Currency: work.Currency, KeyGeneration: work.KeyGeneration,
 	}
 }
 
