@@ -110,7 +110,7 @@ WITH may AS (
           OR (i.amount_cents = $10 AND i.currency = $11 AND i.stripe_customer_id = $12))
       AND i.reserved_cents IS NOT NULL
       AND (i.status = 'pending' OR (i.status = 'charging' AND i.lease_until < clock_timestamp()))
-      AND ($1::text <> 'create' OR (r.status = 'open' AND NOT (SELECT w.stopped FROM billing.charging_switch w)))
+      AND ($1::text <> 'create' OR (r.status = 'open' AND NOT coalesce((SELECT w.stopped FROM billing.charging_switch w), true)))
       AND ($1::text <> 'create' OR NOT $9::boolean OR NOT EXISTS (
           SELECT 1 FROM billing.conflicts c WHERE c.intent_id = i.id AND c.resolved_at IS NULL))
     FOR NO KEY UPDATE OF i
@@ -440,7 +440,8 @@ SELECT i.id, i.namespace, i.customer_id, i.billing_period, i.idempotency_key AS 
        coalesce(extract(epoch FROM i.lease_until - clock_timestamp()), 0)::double precision AS lease_seconds_left,
        coalesce(r.status, '')::text AS run_status, coalesce(r.resume_count, 0)::integer AS run_resume_count,
        coalesce(r.stripe_account, '')::text AS run_stripe_account,
-       w.stopped,
+       -- Not a join: a one-row table is never analysed, and the planner takes it for hundreds. Without its row nothing is charged.
+       coalesce((SELECT w.stopped FROM billing.charging_switch w), true)::boolean AS stopped,
        EXISTS (SELECT 1 FROM billing.conflicts c WHERE c.intent_id = i.id AND c.resolved_at IS NULL) AS open_conflict,
        (q.intent_id IS NOT NULL)::boolean AS frozen,
        coalesce(q.idempotency_key, '')::text AS frozen_key,
@@ -472,7 +473,6 @@ SELECT i.id, i.namespace, i.customer_id, i.billing_period, i.idempotency_key AS 
        coalesce(a.other_lease_alive, false)::boolean AS other_lease_alive,
        clock_timestamp()::timestamptz AS database_now
 FROM billing.intents i
-CROSS JOIN billing.charging_switch w
 LEFT JOIN billing.runs r ON r.id = i.run_id
 LEFT JOIN billing.charge_requests q ON q.intent_id = i.id AND q.key_generation = i.key_generation
 CROSS JOIN LATERAL (
@@ -1214,10 +1214,10 @@ func (q *Queries) RunListIDs(ctx context.Context, db DBTX) ([]RunListIDsRow, err
 }
 
 const runLock = `-- name: RunLock :one
-SELECT r.id, r.namespace, r.billing_period, r.currency, r.status, r.cap_cents, r.allocated_cents, w.stopped,
+SELECT r.id, r.namespace, r.billing_period, r.currency, r.status, r.cap_cents, r.allocated_cents,
+       coalesce((SELECT w.stopped FROM billing.charging_switch w), true)::boolean AS stopped,
        coalesce(n.many_per_stripe_customer, false)::boolean AS many_per_stripe_customer
 FROM billing.runs r
-CROSS JOIN billing.charging_switch w
 LEFT JOIN billing.namespaces n ON n.namespace = r.namespace
 WHERE r.id = $1
 FOR UPDATE OF r SKIP LOCKED
