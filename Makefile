@@ -31,6 +31,7 @@ demo: build ## Run the main job here: a billing run from Event Hubs to Stripe, o
 .PHONY: test
 test: ## Run all tests, with the race detector where there is a C compiler; they start the Postgres they need.
 	@test -n "$(RACE)" || echo "no C compiler ($(CC)): the tests run without the race detector"
+	@command -v "$${CHROME_PATH:-chromium}" >/dev/null || echo "no Chromium: the tests in a browser are left out (apt-get install chromium)"
 	$(GO) test $(RACE) -timeout 20m $(TEST_FLAGS) ./...
 
 .PHONY: lint

@@ -155,6 +155,9 @@ func (w *worker) customerUnread(ctx context.Context, job *river.Job[ChargeArgs],
 // withoutKey: no vault key of this run can be used. A refusal pauses the run, once; anything else is waited for. The intent
 // keeps its reservation and loses no attempt.
 func (w *worker) withoutKey(ctx context.Context, job *river.Job[ChargeArgs], intent queries.IntentForWorkRow, cause error) (bool, error) {
+	if errors.Is(cause, errIssuing) {
+		return true, river.JobSnooze(time.Second)
+	}
 	refused, ok := errors.AsType[*keyError](cause)
 	if !ok {
 		return true, w.later(job, readPause, fmt.Errorf("vault_unavailable: intent %d: %w; next: tried again in %s", intent.ID, cause, readPause))
