@@ -158,7 +158,8 @@ func (r *reading) array(text []byte) {
 		return
 	}
 	if empty {
-		r.refuse(text, faultf(FaultEmptyArray, "the array has no elements: send nothing when there is nothing to bill"))
+		// Not the whole text: what follows is read as well, and must not be kept twice.
+		r.refuse(text[:d.InputOffset()], faultf(FaultEmptyArray, "the array has no elements: send nothing when there is nothing to bill"))
 	}
 	r.afterArray(text[d.InputOffset():])
 }

@@ -75,6 +75,11 @@ func FuzzParse(f *testing.F) {
 		require.Equal(t, before, body, "parse changed the body")
 		require.NotEmpty(t, objects)
 		require.LessOrEqual(t, len(objects), cfg.MaxBodyBytes/minEventBytes+4)
+		kept := 0
+		for _, object := range objects {
+			kept += len(object.Raw)
+		}
+		require.LessOrEqual(t, kept, maxKept*len(body), "what is kept of a body is no multiple of it")
 		for i, object := range objects {
 			require.Equal(t, i, object.Index)
 			if object.Fault != nil {
@@ -87,6 +92,33 @@ func FuzzParse(f *testing.F) {
 			requireStable(t, plain, object.Event)
 		}
 	})
+}
+
+// maxKept is how often a byte of a body can be kept as raw: once in its object, and once more when the body ends with an array that
+// is never closed and has nothing behind its last object to show instead of the whole.
+const maxKept = 2
+
+func TestBytesOfManyPartsAreKeptOnce(t *testing.T) {
+	t.Parallel()
+	p, err := NewParser(ParserConfig{Namespace: "n"})
+	require.NoError(t, err)
+	for name, unit := range map[string]string{
+		"empty arrays on lines":     "[]\n",
+		"arrays of empty arrays":    "[[]]\n",
+		"arrays of scalars":         "[1,2]\n",
+		"arrays and text":           "[]x\n",
+		"objects cut off on lines":  "{\"a\":\n",
+		"envelopes on lines":        `{"specversion":"1.0","data":[]}` + "\n",
+		"envelopes of open arrays":  `{"specversion":"1.0","data":"[{},"}` + "\n",
+		"braces on lines of spaces": " {\n",
+	} {
+		body := strings.Repeat(unit, 60_000/len(unit))
+		kept := 0
+		for _, object := range p.Parse([]byte(body), nil) {
+			kept += len(object.Raw)
+		}
+		require.LessOrEqual(t, kept, maxKept*len(body), name)
+	}
 }
 
 // requireStable encodes a valid event and expects to read the same event with the same key.
