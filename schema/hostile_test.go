@@ -15,20 +15,22 @@ func BenchmarkParseHostile(b *testing.B) {
 	require.NoError(b, err)
 	fill := func(unit string) string { return strings.Repeat(unit, DefaultMaxBodyBytes/len(unit)) }
 	for name, body := range map[string]string{
-		"open brackets":         fill("["),
-		"open objects":          fill(`{"a":`),
-		"open objects on lines": fill("{\"a\":\n"),
-		"lines of one byte":     fill("x\n"),
-		"braces on lines":       fill("{\n"),
-		"scalars in array":      "[" + fill("1,"),
-		"empty objects":         "[" + fill("{},"),
-		"repeated keys":         "{" + fill(`"a":1,`),
-		"unknown keys":          `{"a":[` + fill(`{"customer_ie":1},`),
-		"envelopes in array":    "[" + fill(`{"specversion":"1.0","data":[{"a":1,"a":2}]},`),
-		"empty arrays on lines": fill("[]\n"),
-		"quotes":                fill(`"`),
-		"surrogates":            `{"a":"` + fill(`\ud800`),
-		"not UTF-8":             "[" + fill("\"\xff\","),
+		"open brackets":                   fill("["),
+		"open objects":                    fill(`{"a":`),
+		"open objects on lines":           fill("{\"a\":\n"),
+		"open objects behind a whole one": "{}\n" + fill("{\"a\":\n"),
+		"open arrays on lines":            "{}\n" + fill("{\"a\":[\n"),
+		"lines of one byte":               fill("x\n"),
+		"braces on lines":                 fill("{\n"),
+		"scalars in array":                "[" + fill("1,"),
+		"empty objects":                   "[" + fill("{},"),
+		"repeated keys":                   "{" + fill(`"a":1,`),
+		"unknown keys":                    `{"a":[` + fill(`{"customer_ie":1},`),
+		"envelopes in array":              "[" + fill(`{"specversion":"1.0","data":[{"a":1,"a":2}]},`),
+		"empty arrays on lines":           fill("[]\n"),
+		"quotes":                          fill(`"`),
+		"surrogates":                      `{"a":"` + fill(`\ud800`),
+		"not UTF-8":                       "[" + fill("\"\xff\","),
 	} {
 		content := []byte(body)[:min(len(body), DefaultMaxBodyBytes)]
 		b.Run(name, func(b *testing.B) {

@@ -2,9 +2,12 @@ package schema
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
+
+	"github.com/go-json-experiment/json/jsontext"
 )
 
 // Parse takes one delivered body apart into its objects, in their order, at least one. Each object
@@ -177,33 +180,66 @@ func (r *reading) afterArray(rest []byte) {
 	}
 }
 
-// records reads newline-delimited objects and finds its place again at a newline after a broken one.
-// Where the first line is a whole record, every line is taken for one. Otherwise records span lines,
-// and only a '{' at the very start of a line begins one: taking any inner line of a broken object for
-// a record could make an event out of its parts.
+// records reads newline-delimited objects, compact or over several lines, and finds its place again at a line's start after a broken
+// one.
 func (r *reading) records(text []byte) {
-	first, _, _ := bytes.Cut(text, []byte("\n"))
-	first = bytes.Trim(first, jsonSpace)
-	separator := []byte("\n{")
-	if first[0] != '{' || first[len(first)-1] == '}' {
-		separator = []byte("\n")
-	}
-	for rest := text; len(rest) > 0; {
-		record := rest
-		if at := bytes.Index(rest, separator); at >= 0 {
-			record, rest = rest[:at], rest[at+1:]
-		} else {
-			rest = nil
-		}
-		record = bytes.Trim(record, jsonSpace)
-		if len(record) == 0 {
-			continue
-		}
-		if r.full(record) {
+	strict := false
+	for rest := bytes.TrimLeft(text, jsonSpace); len(rest) > 0; rest = bytes.TrimLeft(rest, jsonSpace) {
+		if r.full(rest) {
 			return
 		}
-		r.value(record)
+		var n int
+		n, strict = recordLength(rest, strict)
+		r.value(bytes.Trim(rest[:n], jsonSpace))
+		rest = rest[n:]
 	}
+}
+
+// recordLength returns where the record that begins rest ends. Syntax decides first, so that no inner line of an object is taken for
+// a record. Of a broken object everything before its break lies inside it; when its own line does not close it, only a '{' at the
+// very start of a line begins another record, and strict asks that for what follows too, until a record is whole: an event must not
+// be made of the parts of another. Each call reads little more than the bytes that it returns, whatever the text.
+func recordLength(rest []byte, strict bool) (n int, nextStrict bool) {
+	line := lineEnd(rest, 0)
+	if rest[0] != '{' {
+		return line, strict
+	}
+	d := newDecoder(rest, tolerant()...)
+	if _, err := d.ReadValue(); err != nil {
+		broken := line
+		if syntactic, ok := errors.AsType[*jsontext.SyntacticError](err); ok {
+			broken = int(syntactic.ByteOffset)
+		}
+		if broken < line && rest[len(bytes.TrimRight(rest[:line], jsonSpace))-1] == '}' {
+			return line, strict
+		}
+		return nextObject(rest, broken), true
+	}
+	whole := lineEnd(rest, int(d.InputOffset()))
+	if len(bytes.Trim(rest[d.InputOffset():whole], jsonSpace)) > 0 {
+		return whole, strict // more stands on its line
+	}
+	if next := bytes.TrimLeft(rest[whole:], "\r\n"); strict && len(next) > 0 && next[0] != '{' {
+		return nextObject(rest, whole), true
+	}
+	return whole, false
+}
+
+// lineEnd returns where the line that holds the byte at from ends.
+func lineEnd(text []byte, from int) int {
+	if at := bytes.IndexByte(text[from:], '\n'); at >= 0 {
+		return from + at
+	}
+	return len(text)
+}
+
+// nextObject returns where, from the byte before from on, a line begins with '{'.
+func nextObject(text []byte, from int) int {
+	from = min(max(from-1, 0), len(text))
+	if at := bytes.Index(text[from:], []byte("\n{")); at >= 0 {
+		return from + at
+	}
+	return len(text)
 }
 
 // value reads what should be one object.
