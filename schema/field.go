@@ -3,6 +3,7 @@ package schema
 import (
 	"bytes"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -62,13 +63,14 @@ const (
 	maxDescriptionRunes = 500
 )
 
-// Fields lists the field names of a billing event in their order.
-func Fields() []string {
-	return []string{
-		FieldCustomerID, FieldBillingPeriod, FieldAmountCents, FieldCurrency,
-		FieldStripeCustomerID, FieldPaymentMethod, FieldDescription,
-	}
+// fieldNames has the fields at their places; it is never written to.
+var fieldNames = [fieldCount]string{
+	FieldCustomerID, FieldBillingPeriod, FieldAmountCents, FieldCurrency,
+	FieldStripeCustomerID, FieldPaymentMethod, FieldDescription,
 }
+
+// Fields lists the field names of a billing event in their order.
+func Fields() []string { return slices.Clone(fieldNames[:]) }
 
 func fieldIndex(name []byte) int {
 	switch string(name) {
@@ -172,8 +174,9 @@ func checkCustomerID(id string) *Fault {
 	return checkKeyText(id, FieldCustomerID)
 }
 
-// checkKeyText refuses what must not stand in a part of the idempotency key: two spellings that look
-// alike would be two obligations, and ':' would let two obligations share a key.
+// checkKeyText refuses what must not stand in a part of the idempotency key: control characters and spaces at the ends, which
+// nobody sees and which would make two obligations of one, and ':', with which two obligations could share a key. Letters that
+// merely look alike are different ones: which of them is meant, only the producer knows.
 func checkKeyText(text, name string) *Fault {
 	if strings.IndexFunc(text, unicode.IsControl) >= 0 {
 		return fieldFaultf(FaultControlCharacter, name, "contains a control character: remove it")
@@ -302,19 +305,18 @@ func isStripeID(id, prefix string) bool {
 // misspelt finds names that are a field's in another spelling. An optional field counts too: a
 // "Currency" that is quietly ignored would charge dollars instead of yen.
 func (r *reading) misspelt(m *members) *Fault {
-	if len(m.others) == 0 {
-		return nil
-	}
-	for i, field := range Fields() {
+	for i, field := range fieldNames {
 		if r.p.pointers[i] != nil {
 			continue
 		}
-		for _, other := range m.others {
-			if sameLetters(other, field) || (m.fields[i] == nil && isNear(other, field)) {
-				return &Fault{
-					Code: FaultMisspeltField, Field: field,
-					Message: "field " + strconv.Quote(cut(string(other))) + " is misspelt: names are case-sensitive, send " + strconv.Quote(field),
-				}
+		other := m.like[i]
+		if other == nil && m.fields[i] == nil {
+			other = m.near[i]
+		}
+		if other != nil {
+			return &Fault{
+				Code: FaultMisspeltField, Field: field,
+				Message: "field " + strconv.Quote(cut(string(other))) + " is misspelt: names are case-sensitive, send " + strconv.Quote(field),
 			}
 		}
 	}

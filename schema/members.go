@@ -14,7 +14,7 @@ import (
 // readMembers reads one object's top level into m. Without options the whole object is held to the
 // strict rules: UTF-8, no unpaired surrogate, no repeated key at any depth, nothing behind it.
 func (s *scanner) readMembers(m *members, text []byte, opts ...jsontext.Options) error {
-	*m = members{others: m.others[:0]}
+	*m = members{}
 	d := s.reset(text, opts...)
 	if _, err := d.ReadToken(); err != nil {
 		return err
@@ -61,7 +61,8 @@ func (s *scanner) reset(text []byte, opts ...jsontext.Options) *jsontext.Decoder
 // members are the parts of one object that matter; values are raw JSON, nil when absent.
 type members struct {
 	fields      [fieldCount][]byte
-	others      [][]byte // unknown names, to find misspelt ones
+	like        [fieldCount][]byte // first unknown name that is the field's in other letters or separators
+	near        [fieldCount][]byte // first unknown name that is one slip away from the field's
 	specVersion []byte
 	data        []byte
 	dataBase64  []byte
@@ -73,9 +74,6 @@ var (
 	errTrailing = errors.New("data behind the object")
 	errTooDeep  = errors.New("nested too deep")
 )
-
-// maxOtherNames bounds the unknown names kept for the search for misspelt ones.
-const maxOtherNames = 256
 
 func (m *members) put(name, value []byte) {
 	if i := fieldIndex(name); i >= 0 {
@@ -90,8 +88,18 @@ func (m *members) put(name, value []byte) {
 	case "data_base64":
 		m.dataBase64 = value
 	default:
-		if len(m.others) < maxOtherNames {
-			m.others = append(m.others, name)
+		m.putUnknown(name)
+	}
+}
+
+// putUnknown judges the name at once: an object may have any number of them, and the misspelt one may be the last.
+func (m *members) putUnknown(name []byte) {
+	for i, field := range fieldNames {
+		switch {
+		case m.like[i] == nil && sameLetters(name, field):
+			m.like[i] = name
+		case m.near[i] == nil && isNear(name, field):
+			m.near[i] = name
 		}
 	}
 }

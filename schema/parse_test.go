@@ -155,6 +155,23 @@ func TestBodyWithoutObjectsIsNeverSilence(t *testing.T) {
 	}
 }
 
+func TestMisspeltFieldBehindManyUnknownNamesIsFound(t *testing.T) {
+	t.Parallel()
+	p, err := NewParser(ParserConfig{Namespace: "n"})
+	require.NoError(t, err)
+	var unknown strings.Builder
+	for i := range 1000 {
+		fmt.Fprintf(&unknown, `,"extra_%d":1`, i)
+	}
+	for _, misspelt := range []string{"Currency", "curency"} {
+		body := `{"customer_id":"cus_1","billing_period":"2026-08","amount_cents":100` + unknown.String() + `,"` + misspelt + `":"jpy"}`
+		objects := p.Parse([]byte(body), nil)
+		require.Len(t, objects, 1)
+		require.NotNil(t, objects[0].Fault, "100 yen would be charged as dollars")
+		require.Equal(t, FaultMisspeltField, objects[0].Fault.Code)
+	}
+}
+
 func TestFaultKeepsForeignContentOut(t *testing.T) {
 	t.Parallel()
 	p, err := NewParser(ParserConfig{Namespace: "n"})
