@@ -33,7 +33,9 @@ type Delivery struct {
 	Attrs map[string]string // the broker's properties, read only to recognise a CloudEvent in binary mode
 	// Partition is what the durable counters are kept by.
 	Partition string
-	// Position names this delivery for ever within its source: a redelivery has the same one.
+	// Position names this delivery within its source: a redelivery has the same one, another delivery another one for as long as the
+	// broker's stream lives. A stream that is created anew may begin again; then a duplicate may count as a redelivery, and no more
+	// than that depends on it.
 	Position string
 	// EnqueuedAt is when the broker took it; the zero time when the broker does not say.
 	EnqueuedAt time.Time
@@ -54,14 +56,6 @@ type Counts struct {
 // Objects is the sum.
 func (c Counts) Objects() int64 {
 	return c.Intents + c.Duplicates + c.Redeliveries + c.Conflicts + c.Quarantined
-}
-
-// Add returns the sums of both.
-func (c Counts) Add(o Counts) Counts {
-	return Counts{
-		Intents: c.Intents + o.Intents, Duplicates: c.Duplicates + o.Duplicates, Redeliveries: c.Redeliveries + o.Redeliveries,
-		Conflicts: c.Conflicts + o.Conflicts, Quarantined: c.Quarantined + o.Quarantined,
-	}
 }
 
 // Recorder records the deliveries of one source into one namespace. It is safe for concurrent use.
@@ -86,7 +80,7 @@ type Config struct {
 	MaxBodyBytes int                 // of one delivery; 0: schema.DefaultMaxBodyBytes
 	// ManyPerStripeCustomer lets several intents of this namespace charge one Stripe customer for one period and currency.
 	ManyPerStripeCustomer bool
-	// AttemptTimeout bounds one try of one transaction; 0: 60 s.
+	// AttemptTimeout bounds the first try of one transaction; 0: 60 s. A further one gets twice the time, at most 15 min.
 	AttemptTimeout time.Duration
 	// RetryDelay and MaxRetryDelay bound the pauses between tries while the database is away; 0: 100 ms and 15 s.
 	RetryDelay, MaxRetryDelay time.Duration

@@ -19,43 +19,93 @@ import (
 	"chargeonce/schema"
 )
 
-// Record commits what the batch contains and, in the same transaction, what inTx (may be nil) adds. When it returns nil the
-// broker may be told to go on: every object stands as an intent, a counted duplicate or redelivery, a conflict or a
-// quarantined event.
+// Record commits what the batch contains and, with the last of it, what inTx (may be nil) adds. When it returns nil the broker may
+// be told to go on: every object stands as an intent, a counted duplicate or redelivery, a conflict or a quarantined event.
+//
+// A batch of more than maxPartObjects objects is committed in parts, in order of delivery, and inTx runs in the transaction of the
+// last: however many objects a few bytes make, no transaction grows with them.
 //
 // While the database is away it tries again until ctx ends. That is safe even when a commit's answer was lost: if the
 // transaction did commit, the repetition finds every object recorded at its own position and adds nothing but to the count of
 // redeliveries. inTx must bear being repeated in the same way.
 //
-// It returns ctx's cause, ErrBatchTooLarge, or an error that repeating cannot mend; then nothing is committed.
+// It returns ctx's cause, ErrBatchTooLarge, or an error that repeating cannot mend; then inTx has not been committed, and parts
+// before may have been.
 func (r *Recorder) Record(ctx context.Context, batch []Delivery, inTx InTx) (Counts, error) {
 	started := time.Now()
-	items, err := r.prepare(batch)
-	if err != nil {
+	if err := checkSize(batch); err != nil {
 		return Counts{}, err
 	}
-	isolate := false
+	var counts Counts
+	var items []*item
+	for i := range batch {
+		items = r.appendItems(items, &batch[i])
+		for len(items) > maxPartObjects {
+			if err := r.recordPart(ctx, items[:maxPartObjects], nil, &counts); err != nil {
+				return Counts{}, fmt.Errorf("record %d deliveries: %w", len(batch), err)
+			}
+			items = items[maxPartObjects:]
+		}
+	}
+	if err := r.recordPart(ctx, items, inTx, &counts); err != nil {
+		return Counts{}, fmt.Errorf("record %d deliveries: %w", len(batch), err)
+	}
+	r.metrics.recorded(counts, time.Since(started))
+	return counts, nil
+}
+
+// Limits of one transaction.
+const (
+	// maxPartObjects bounds the objects of one transaction. A batch of ordinary deliveries is far below it.
+	maxPartObjects = 20_000
+	// maxIsolatedObjects bounds the objects of one transaction while one that Postgres refuses is looked for: each may need savepoints
+	// of its own.
+	maxIsolatedObjects = 500
+	// maxAttemptTimeout bounds the time of one transaction, however often it was too short before.
+	maxAttemptTimeout = 15 * time.Minute
+)
+
+// recordPart commits the items and adds to counts what became of them. Where Postgres refuses one, it is looked for in smaller
+// transactions, of which the last has inTx, so that the search progresses too.
+func (r *Recorder) recordPart(ctx context.Context, items []*item, inTx InTx, counts *Counts) error {
+	err := r.repeat(ctx, items, inTx, false, counts)
+	if !refused(err) {
+		return err
+	}
+	r.logger.WarnContext(ctx, "the database refused an object, looking for it", slog.Int("objects", len(items)), slog.String("error", err.Error()))
+	for len(items) > maxIsolatedObjects {
+		if err := r.repeat(ctx, items[:maxIsolatedObjects], nil, true, counts); err != nil {
+			return fmt.Errorf("one by one: %w", err)
+		}
+		items = items[maxIsolatedObjects:]
+	}
+	if err := r.repeat(ctx, items, inTx, true, counts); err != nil {
+		return fmt.Errorf("one by one: %w", err)
+	}
+	return nil
+}
+
+// repeat tries one transaction until it commits, is refused, or ctx ends. One that had begun and took too long gets twice the time
+// at the next try: repeated unchanged it could stand still for ever.
+func (r *Recorder) repeat(ctx context.Context, items []*item, inTx InTx, isolate bool, counts *Counts) error {
+	limit := r.cfg.AttemptTimeout
 	wait := waiting{recorder: r}
 	defer wait.end()
 	for {
-		counts, err := r.attempt(ctx, items, inTx, isolate)
+		now, err := r.attempt(ctx, limit, items, inTx, isolate)
 		switch {
 		case err == nil:
-			r.metrics.recorded(counts, time.Since(started))
-			return counts, nil
+			counts.addAll(now)
+			return nil
 		case ctx.Err() != nil:
-			return Counts{}, fmt.Errorf("record %d deliveries: %w", len(batch), context.Cause(ctx))
-		case errors.Is(err, errUnaccounted):
-			return Counts{}, err
-		case refused(err) && isolate:
-			return Counts{}, fmt.Errorf("record %d deliveries one by one: %w", len(batch), err)
-		case refused(err):
-			r.logger.WarnContext(ctx, "the database refused an object, looking for it", slog.String("error", err.Error()))
-			isolate = true
-			continue
+			return context.Cause(ctx)
+		case errors.Is(err, errUnaccounted), refused(err):
+			return err
+		case errors.Is(err, errAttemptTooLong):
+			limit = max(limit, min(2*limit, maxAttemptTimeout))
 		}
 		if err := wait.pause(ctx, err); err != nil {
-			return Counts{}, fmt.Errorf("record %d deliveries: %w", len(batch), err)
+			return err
 		}
 	}
 }
@@ -80,12 +130,14 @@ SET LOCAL enable_seqscan = off;
 SET LOCAL enable_bitmapscan = off;
 SET LOCAL jit = off`
 
-// attempt is one transaction.
-func (r *Recorder) attempt(ctx context.Context, items []*item, inTx InTx, isolate bool) (Counts, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, r.cfg.AttemptTimeout, errors.New("recording took too long"))
+// attempt is one transaction. It returns errAttemptTooLong when one that had begun took longer than limit.
+func (r *Recorder) attempt(ctx context.Context, limit time.Duration, items []*item, inTx InTx, isolate bool) (Counts, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errAttemptTooLong)
 	defer cancel()
 	var counts Counts
+	begun := false
 	err := pgx.BeginTxFunc(ctx, r.pool, pgx.TxOptions{BeginQuery: beginQuery}, func(tx pgx.Tx) error {
+		begun = true
 		w := newWriting(r, tx, items)
 		if err := w.recordAll(ctx, isolate); err != nil {
 			return err
@@ -102,8 +154,14 @@ func (r *Recorder) attempt(ctx context.Context, items []*item, inTx InTx, isolat
 		}
 		return inTx(ctx, tx)
 	})
+	if err != nil && begun && errors.Is(context.Cause(ctx), errAttemptTooLong) {
+		err = fmt.Errorf("%w: %d objects, %s: %w", errAttemptTooLong, len(items), limit, err)
+	}
 	return counts, err
 }
+
+// errAttemptTooLong says that one transaction was given up.
+var errAttemptTooLong = errors.New("recording took too long")
 
 // refused tells whether Postgres refused a value or a row: data exception or integrity violation. Anything else, such as a
 // deadlock, a full disk or a fail-over, says nothing about the objects.
@@ -138,33 +196,31 @@ type item struct {
 	refusal *schema.Fault // Postgres refused the object
 }
 
-// prepare parses the batch into its objects, in order of delivery.
-func (r *Recorder) prepare(batch []Delivery) ([]*item, error) {
+func checkSize(batch []Delivery) error {
 	bytes := 0
 	for i := range batch {
 		bytes += len(batch[i].Body)
 	}
 	if len(batch) > MaxBatchDeliveries || (len(batch) > 1 && bytes > MaxBatchBytes) {
-		return nil, fmt.Errorf("%w: %d deliveries of %d bytes, at most %d of %d", ErrBatchTooLarge,
+		return fmt.Errorf("%w: %d deliveries of %d bytes, at most %d of %d", ErrBatchTooLarge,
 			len(batch), bytes, MaxBatchDeliveries, MaxBatchBytes)
 	}
-	items := make([]*item, 0, len(batch))
-	for i := range batch {
-		d := &batch[i]
-		var objects []schema.Object
-		if d.Unreadable != nil {
-			objects = []schema.Object{{Raw: d.Body, Fault: d.Unreadable}}
-		} else {
-			objects = r.parser.Parse(d.Body, d.Attrs)
-		}
-		for _, o := range objects {
-			items = append(items, &item{
-				event: o.Event, fault: o.Fault, raw: o.Raw, partition: clean(d.Partition),
-				position: clean(d.Position) + "/" + strconv.Itoa(o.Index), enqueuedAt: d.EnqueuedAt,
-			})
-		}
+	return nil
+}
+
+// appendItems parses a delivery and appends its objects in their order.
+func (r *Recorder) appendItems(items []*item, d *Delivery) []*item {
+	objects := []schema.Object{{Raw: d.Body, Fault: d.Unreadable}}
+	if d.Unreadable == nil {
+		objects = r.parser.Parse(d.Body, d.Attrs)
 	}
-	return items, nil
+	for _, o := range objects {
+		items = append(items, &item{
+			event: o.Event, fault: o.Fault, raw: o.Raw, partition: clean(d.Partition),
+			position: clean(d.Position) + "/" + strconv.Itoa(o.Index), enqueuedAt: d.EnqueuedAt,
+		})
+	}
+	return items
 }
 
 // group is all objects of one key in order of delivery: the first may become the intent, the others are judged by it.
@@ -198,7 +254,7 @@ func groupByKey(items []*item) []group {
 	return groups
 }
 
-// waiting is the back-off of one Record call.
+// waiting is the back-off of one transaction.
 type waiting struct {
 	recorder *Recorder
 	tries    int

@@ -112,7 +112,7 @@ func TestWritersInOppositeOrderDoNotDeadlock(t *testing.T) {
 		}
 		sum.Wait()
 		require.NoError(t, errors.Join(errs...))
-		require.Equal(t, ingest.Counts{Intents: 300, Redeliveries: 900, Conflicts: 300, Quarantined: 300}, counts[0].Add(counts[1]))
+		require.Equal(t, ingest.Counts{Intents: 300, Redeliveries: 900, Conflicts: 300, Quarantined: 300}, plus(counts[0], counts[1]))
 	}
 	require.NotContains(t, b.logs.String(), "trying again", "no transaction had to be repeated")
 }

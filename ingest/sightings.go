@@ -14,8 +14,8 @@ import (
 // record inserts the sightings that are new, judges every object of all of them, and counts further deliveries of known ones.
 // Like intents they are compared in a statement after the insert, and like intents they are taken in one order.
 func (w *writing) record(ctx context.Context, t table, as result) error {
-	for start := 0; start < t.rows(); start += maxRowsPerStatement {
-		end := min(start+maxRowsPerStatement, t.rows())
+	for start, end := 0, 0; start < t.rows(); start = end {
+		end = endOfStatement(t, start)
 		inserted, err := t.insert(ctx, w, start, end)
 		if err != nil {
 			return err
@@ -45,9 +45,23 @@ func (w *writing) record(ctx context.Context, t table, as result) error {
 	return nil
 }
 
+// endOfStatement returns where a statement that begins with the row at start ends, within the limits.
+func endOfStatement(t table, start int) int {
+	end, bytes := start, 0
+	for end < t.rows() && end-start < maxRowsPerStatement {
+		bytes += t.rawBytes(end)
+		if end > start && bytes > maxBytesPerStatement {
+			break
+		}
+		end++
+	}
+	return end
+}
+
 // table is what record works on: rows of conflicts or of quarantined events, sorted by their unique columns.
 type table interface {
 	rows() int
+	rawBytes(row int) int
 	insert(ctx context.Context, w *writing, start, end int) (ids []int64, err error)
 	standing(ctx context.Context, w *writing, start, end int) ([]sighting, error)
 	raise(ctx context.Context, w *writing, more raised) error
@@ -125,6 +139,8 @@ type conflictRow struct {
 type conflictTable []conflictRow
 
 func (t conflictTable) rows() int { return len(t) }
+
+func (t conflictTable) rawBytes(int) int { return 0 }
 
 func (t conflictTable) insert(ctx context.Context, w *writing, start, end int) ([]int64, error) {
 	keys := t.keys(start, end)
@@ -223,6 +239,8 @@ type quarantineRow struct {
 type quarantineTable []quarantineRow
 
 func (t quarantineTable) rows() int { return len(t) }
+
+func (t quarantineTable) rawBytes(row int) int { return len(t[row].items[0].raw) }
 
 func (t quarantineTable) insert(ctx context.Context, w *writing, start, end int) ([]int64, error) {
 	keys := t.keys(w, start, end)

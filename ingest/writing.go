@@ -14,8 +14,13 @@ import (
 	"chargeonce/sql/queries"
 )
 
-// maxRowsPerStatement bounds the arrays of one statement.
-const maxRowsPerStatement = 1000
+// Limits of one statement.
+const (
+	// maxRowsPerStatement bounds its arrays.
+	maxRowsPerStatement = 1000
+	// maxBytesPerStatement bounds the raw bytes of its arrays when it has more than one row, in bytes.
+	maxBytesPerStatement = 4 << 20
+)
 
 // recordAll places every object. Tables and rows are taken in one order by every writer: intents by key, conflicts, quarantined
 // events. With isolate, objects that Postgres refuses are found and quarantined; without, the first refusal is returned.
@@ -231,6 +236,14 @@ func (w *writing) counts() Counts {
 		c.add(it.result)
 	}
 	return c
+}
+
+func (c *Counts) addAll(o Counts) {
+	c.Intents += o.Intents
+	c.Duplicates += o.Duplicates
+	c.Redeliveries += o.Redeliveries
+	c.Conflicts += o.Conflicts
+	c.Quarantined += o.Quarantined
 }
 
 func (c *Counts) add(r result) {
