@@ -1,6 +1,7 @@
 package eventhubs_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -22,26 +23,30 @@ func TestCheckpointIsFencedAndNeverMovesBack(t *testing.T) {
 	})
 	require.NoError(t, err)
 	born := time.Date(2026, 8, 1, 0, 0, 0, 0, time.UTC)
-	type row = queries.EventHubCheckpointSetRow
+	row := func(owned, intact, moved bool, stands int64) queries.EventHubCheckpointSetRow {
+		return queries.EventHubCheckpointSetRow{Owned: owned, Intact: intact, Moved: moved, Stands: stands}
+	}
 	for _, step := range []struct {
 		why      string
 		owner    string
 		hub      time.Time
 		previous int64
 		seq      int64
-		want     row
+		want     queries.EventHubCheckpointSetRow
 		stands   int64
 	}{
-		{"the first one", "me", born, -1, 10, row{Owned: true, Intact: true, Moved: true}, 10},
-		{"forward", "me", born, 10, 20, row{Owned: true, Intact: true, Moved: true}, 20},
-		{"the same again, as after an unknown commit", "me", born, 10, 20, row{Owned: true, Intact: true}, 20},
-		{"back", "me", born, 10, 15, row{Owned: true, Intact: true}, 20},
-		{"forward, but not the owner", "other", born, 20, 30, row{Intact: true}, 20},
-		{"forward, but given up", "", born, 20, 30, row{Intact: true}, 20},
-		{"forward, but what I wrote before is gone", "me", born, 25, 30, row{Owned: true}, 20},
-		{"of a hub that is no more", "me", born.Add(-time.Hour), -1, 99, row{Owned: true, Intact: true}, 20},
-		{"of a hub created anew", "me", born.Add(time.Hour), -1, 3, row{Owned: true, Intact: true, Moved: true}, 3},
-		{"of the old hub, late", "me", born, 20, 99, row{Owned: true, Intact: true}, 3},
+		{"the first one", "me", born, -1, 10, row(true, true, true, -1), 10},
+		{"forward", "me", born, 10, 20, row(true, true, true, 10), 20},
+		{"the same again, as after an unknown commit", "me", born, 10, 20, row(true, true, false, 20), 20},
+		{"back", "me", born, 10, 15, row(true, true, false, 20), 20},
+		{"forward, but not the owner", "other", born, 20, 30, row(false, true, false, 20), 20},
+		{"forward, but given up", "", born, 20, 30, row(false, true, false, 20), 20},
+		{"forward, but what I wrote before is gone", "me", born, 25, 30, row(true, false, false, 20), 20},
+		{"of a hub created anew, by another", "other", born.Add(time.Hour), -1, 3, row(false, true, false, -1), 20},
+		{"of a hub created anew", "me", born.Add(time.Hour), -1, 3, row(true, true, true, -1), 3},
+		{"of the hub before, late", "me", born, 20, 99, row(true, false, false, -1), 3},
+		{"of an older hub that the name leads to now", "me", born.Add(-time.Hour), -1, 99, row(true, true, true, -1), 99},
+		{"of that, forward", "me", born.Add(-time.Hour), 99, 100, row(true, true, true, 99), 100},
 	} {
 		got, err := q.EventHubCheckpointSet(t.Context(), pool, queries.EventHubCheckpointSetParams{
 			EventHubNamespace: "ns", EventHub: "hub", ConsumerGroup: "$default", PartitionID: "0", OwnerID: step.owner,
@@ -96,4 +101,37 @@ func TestDatabaseThatFellBackIsFilledAgain(t *testing.T) {
 	b.await(t, 25, countIntents)
 	b.await(t, 25, sumOfSequences)
 	require.Contains(t, b.logs.String(), "fell back")
+}
+
+// The name of a hub may lead to an older one again, as when a geo-disaster pairing is turned back.
+func TestHubOlderThanItsCheckpointIsReadAndCheckpointed(t *testing.T) {
+	t.Parallel()
+	b := setup(t, 1)
+	b.publish(t, "0", 0, 20)
+	_, stop := b.run(t, b.quick())
+	b.await(t, 20, sumOfSequences)
+	stop()
+	_, err := b.owner.Exec(t.Context(), "UPDATE billing.eventhub_checkpoints SET hub_created_at = hub_created_at + interval '1 day', sequence_number = 5")
+	require.NoError(t, err)
+	_, stop = b.run(t, b.quick())
+	b.await(t, 20, sumOfSequences)
+	b.publish(t, "0", 20, 20)
+	b.await(t, 40, sumOfSequences)
+	stop()
+	require.Equal(t, ingest.Counts{Intents: 40, Redeliveries: 20}, b.counters(t))
+}
+
+func TestCheckpointThatDoesNotMoveIsToldOf(t *testing.T) {
+	t.Parallel()
+	b := setup(t, 1)
+	b.publish(t, "0", 0, 5)
+	b.run(t, b.quick())
+	b.await(t, 5, sumOfSequences)
+	require.NotContains(t, b.logs.String(), "did not move")
+	_, err := b.owner.Exec(t.Context(), `CREATE FUNCTION public.stay() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+		CREATE TRIGGER stay BEFORE UPDATE OF sequence_number ON billing.eventhub_checkpoints FOR EACH ROW EXECUTE FUNCTION public.stay()`)
+	require.NoError(t, err)
+	b.publish(t, "0", 5, 5)
+	b.await(t, 10, countIntents)
+	require.True(t, waitFor(t.Context(), func() bool { return strings.Contains(b.logs.String(), "did not move") }))
 }

@@ -18,6 +18,7 @@ type Metrics struct {
 	unreadable prometheus.Counter
 	expired    prometheus.Counter
 	anew       prometheus.Counter
+	unmoved    prometheus.Counter
 }
 
 // NewMetrics registers the metrics; a nil registry keeps them to themselves.
@@ -39,9 +40,10 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 		unreadable: counter("ingest_eventhub_unreadable_events_total", "Sequence numbers that could not be read and were quarantined."),
 		expired:    counter("ingest_eventhub_expired_events_total", "Events that retention removed before they were read."),
 		anew:       counter("ingest_eventhub_restarted_partitions_total", "Partitions read from the beginning because their checkpoint did not fit the hub."),
+		unmoved:    counter("ingest_eventhub_unmoved_checkpoints_total", "Batches committed whose checkpoint did not move although it should have."),
 	}
 	if registry != nil {
-		registry.MustRegister(m.lag, m.progress, m.owned, m.restarts, m.lost, m.strangers, m.gaps, m.unreadable, m.expired, m.anew)
+		registry.MustRegister(m.lag, m.progress, m.owned, m.restarts, m.lost, m.strangers, m.gaps, m.unreadable, m.expired, m.anew, m.unmoved)
 	}
 	return m
 }

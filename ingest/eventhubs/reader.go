@@ -270,8 +270,16 @@ func (r *reader) record(ctx context.Context, deliveries []ingest.Delivery, last 
 			return errLost // what was recorded stays recorded; the new owner reads it again
 		case !at.Intact:
 			return errFellBack
+		case !at.Moved && last.SequenceNumber > at.Stands:
+			// Nothing is lost, but all of it would be read again after a restart.
+			r.metrics.unmoved.Inc()
+			r.logger.WarnContext(ctx, "the checkpoint did not move although nothing speaks against it",
+				slog.String("partition", r.partition), slog.Int64("checkpoint", at.Stands), slog.Int64("sequence", last.SequenceNumber))
 		}
-		r.previous = last.SequenceNumber
+		r.previous = at.Stands
+		if at.Moved {
+			r.previous = last.SequenceNumber
+		}
 	}
 	return nil
 }
@@ -288,7 +296,8 @@ func (r *reader) checkpoint(ctx context.Context, tx queries.DBTX, last *azeventh
 	return row, nil
 }
 
-// position names an event for ever: hub, partition and sequence number.
+// position names an event of one hub: its name, partition and sequence number. A hub that is created anew under the same name begins
+// again; recording then still compares keys and terms, and only a count may say redelivery for duplicate.
 func position(hub, partition string, sequence int64) string {
 	return hub + "/" + partition + "/" + strconv.FormatInt(sequence, 10)
 }

@@ -165,11 +165,13 @@ ORDER BY partition_id;
 
 -- name: EventHubCheckpointSet :one
 -- Writes the checkpoint if the owner is still the owner and the checkpoint still stands where this reader left it or beyond,
--- and never moves it back within one generation of the hub (hub_created_at); a newer generation begins anew.
+-- and never moves it back within one generation of the hub (hub_created_at); another generation begins anew, be it older: the name
+-- may lead to an earlier hub again, as after a geo-disaster pairing was turned. Owners change with the generation.
 --
 -- owned: the partition is still this owner's. Every owner was one when it began to read.
 -- intact: what this reader wrote before (previous_seq, -1 when nothing) is still there. After an asynchronous fail-over or a
 -- restore it is not, and then the events since the older checkpoint must be read again.
+-- stands: the sequence number that stood before, of the same generation; -1 for none.
 WITH owner AS (
     SELECT EXISTS (
         SELECT 1 FROM billing.eventhub_ownership o
@@ -177,12 +179,10 @@ WITH owner AS (
             AND o.partition_id = @partition_id AND o.owner_id = @owner_id
     ) AS owned
 ), standing AS (
-    SELECT @previous_seq::bigint < 0 OR EXISTS (
-        SELECT 1 FROM billing.eventhub_checkpoints c
-        WHERE c.eventhub_namespace = @eventhub_namespace AND c.eventhub = @eventhub AND c.consumer_group = @consumer_group
-            AND c.partition_id = @partition_id
-            AND (c.hub_created_at > @hub_created_at OR (c.hub_created_at = @hub_created_at AND c.sequence_number >= @previous_seq::bigint))
-    ) AS intact
+    SELECT coalesce(max(c.sequence_number), -1) AS stands, @previous_seq::bigint <= coalesce(max(c.sequence_number), -1) AS intact
+    FROM billing.eventhub_checkpoints c
+    WHERE c.eventhub_namespace = @eventhub_namespace AND c.eventhub = @eventhub AND c.consumer_group = @consumer_group
+        AND c.partition_id = @partition_id AND c.hub_created_at = @hub_created_at
 ), written AS (
     INSERT INTO billing.eventhub_checkpoints AS c (eventhub_namespace, eventhub, consumer_group, partition_id, hub_created_at,
         sequence_number, event_offset, last_enqueued_seq)
@@ -194,11 +194,11 @@ WITH owner AS (
         last_enqueued_seq = CASE WHEN c.hub_created_at = excluded.hub_created_at
             THEN greatest(c.last_enqueued_seq, excluded.last_enqueued_seq) ELSE excluded.last_enqueued_seq END,
         updated_at = now()
-        WHERE c.hub_created_at < excluded.hub_created_at
-            OR (c.hub_created_at = excluded.hub_created_at AND c.sequence_number < excluded.sequence_number)
+        WHERE c.hub_created_at <> excluded.hub_created_at OR c.sequence_number < excluded.sequence_number
     RETURNING 1
 )
-SELECT owner.owned::boolean AS owned, standing.intact::boolean AS intact, EXISTS (SELECT 1 FROM written)::boolean AS moved
+SELECT owner.owned::boolean AS owned, standing.intact::boolean AS intact, EXISTS (SELECT 1 FROM written)::boolean AS moved,
+    standing.stands::bigint AS stands
 FROM owner, standing;
 
 -- name: EventHubLastEnqueuedSet :exec

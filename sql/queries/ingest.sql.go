@@ -211,12 +211,10 @@ WITH owner AS (
             AND o.partition_id = $4 AND o.owner_id = $5
     ) AS owned
 ), standing AS (
-    SELECT $6::bigint < 0 OR EXISTS (
-        SELECT 1 FROM billing.eventhub_checkpoints c
-        WHERE c.eventhub_namespace = $1 AND c.eventhub = $2 AND c.consumer_group = $3
-            AND c.partition_id = $4
-            AND (c.hub_created_at > $7 OR (c.hub_created_at = $7 AND c.sequence_number >= $6::bigint))
-    ) AS intact
+    SELECT coalesce(max(c.sequence_number), -1) AS stands, $6::bigint <= coalesce(max(c.sequence_number), -1) AS intact
+    FROM billing.eventhub_checkpoints c
+    WHERE c.eventhub_namespace = $1 AND c.eventhub = $2 AND c.consumer_group = $3
+        AND c.partition_id = $4 AND c.hub_created_at = $7
 ), written AS (
     INSERT INTO billing.eventhub_checkpoints AS c (eventhub_namespace, eventhub, consumer_group, partition_id, hub_created_at,
         sequence_number, event_offset, last_enqueued_seq)
@@ -228,11 +226,11 @@ WITH owner AS (
         last_enqueued_seq = CASE WHEN c.hub_created_at = excluded.hub_created_at
             THEN greatest(c.last_enqueued_seq, excluded.last_enqueued_seq) ELSE excluded.last_enqueued_seq END,
         updated_at = now()
-        WHERE c.hub_created_at < excluded.hub_created_at
-            OR (c.hub_created_at = excluded.hub_created_at AND c.sequence_number < excluded.sequence_number)
+        WHERE c.hub_created_at <> excluded.hub_created_at OR c.sequence_number < excluded.sequence_number
     RETURNING 1
 )
-SELECT owner.owned::boolean AS owned, standing.intact::boolean AS intact, EXISTS (SELECT 1 FROM written)::boolean AS moved
+SELECT owner.owned::boolean AS owned, standing.intact::boolean AS intact, EXISTS (SELECT 1 FROM written)::boolean AS moved,
+    standing.stands::bigint AS stands
 FROM owner, standing
 `
 
@@ -253,14 +251,17 @@ type EventHubCheckpointSetRow struct {
 	Owned  bool
 	Intact bool
 	Moved  bool
+	Stands int64
 }
 
 // Writes the checkpoint if the owner is still the owner and the checkpoint still stands where this reader left it or beyond,
-// and never moves it back within one generation of the hub (hub_created_at); a newer generation begins anew.
+// and never moves it back within one generation of the hub (hub_created_at); another generation begins anew, be it older: the name
+// may lead to an earlier hub again, as after a geo-disaster pairing was turned. Owners change with the generation.
 //
 // owned: the partition is still this owner's. Every owner was one when it began to read.
 // intact: what this reader wrote before (previous_seq, -1 when nothing) is still there. After an asynchronous fail-over or a
 // restore it is not, and then the events since the older checkpoint must be read again.
+// stands: the sequence number that stood before, of the same generation; -1 for none.
 func (q *Queries) EventHubCheckpointSet(ctx context.Context, db DBTX, arg EventHubCheckpointSetParams) (EventHubCheckpointSetRow, error) {
 	row := db.QueryRow(ctx, eventHubCheckpointSet,
 		arg.EventHubNamespace,
@@ -275,7 +276,12 @@ func (q *Queries) EventHubCheckpointSet(ctx context.Context, db DBTX, arg EventH
 		arg.LastEnqueuedSeq,
 	)
 	var i EventHubCheckpointSetRow
-	err := row.Scan(&i.Owned, &i.Intact, &i.Moved)
+	err := row.Scan(
+		&i.Owned,
+		&i.Intact,
+		&i.Moved,
+		&i.Stands,
+	)
 	return i, err
 }
 
