@@ -23,9 +23,10 @@ const (
 
 // call takes one step with Stripe: token, claim, call, finish. done says that the job has nothing more to do.
 func (w *worker) call(ctx context.Context, job *river.Job[ChargeArgs], intent queries.IntentForWorkRow, act action) (done bool, err error) {
+	readAt := time.Now()
 	acc, err := w.keys.access(ctx, intent)
 	if err != nil {
-		return w.withoutKey(ctx, job, intent, err)
+		return w.withoutKey(ctx, job, intent, nil, err)
 	}
 	request, read, err := w.requestOf(ctx, intent, acc)
 	switch {
@@ -34,9 +35,11 @@ func (w *worker) call(ctx context.Context, job *river.Job[ChargeArgs], intent qu
 	case errors.Is(err, errNoToken):
 		return true, river.JobSnooze(time.Second)
 	case errors.Is(err, errCustomerUnread):
-		return w.customerUnread(ctx, job, intent, read)
-	case err != nil:
+		return w.customerUnread(ctx, job, intent, acc, read)
+	case errors.Is(err, errUnsendable):
 		return true, w.park(ctx, job, intent, step{action: actionPark, reason: schema.ReasonInvalidRequest, detail: err.Error()})
+	case err != nil:
+		return true, w.later(job, retryPauseLeast, fmt.Errorf("database_away: intent %d: %w", intent.ID, err))
 	}
 	op := operationOf(act)
 	if err := w.rate.take(ctx, budgetOf(op)); errors.Is(err, errNoToken) {
@@ -55,8 +58,16 @@ func (w *worker) call(ctx context.Context, job *river.Job[ChargeArgs], intent qu
 	answer, found := w.send(ctx, c)
 	w.hold(ctx, HoldAfterCall, intent.ID)
 	e := endingOf(c, answer, found)
+	if skew := clockSkew(answer.Date, intent.DatabaseNow, readAt); skew > maxClockSkew && e.pauseRun == "" {
+		e.pauseRun, e.pauseDetail = "clock_skew", fmt.Sprintf("Stripe's clock and the database's are %s apart", skew.Round(time.Second))
+	}
 	if err := w.finish(ctx, c, answer, e); err != nil {
 		return true, w.later(job, retryPauseLeast, fmt.Errorf("finish_failed: the call ended as %s; next: the same key again: %w", e.result, err))
+	}
+	if answer.Class == stripecharge.ClassDenied || answer.Class == stripecharge.ClassUnauthorized {
+		if err := w.keys.denied(ctx, intent, acc, answer.HTTPStatus); err != nil {
+			w.log.WarnContext(ctx, "end a denied vault key", slog.Any("error", err))
+		}
 	}
 	w.hold(ctx, HoldAfterFinish, intent.ID)
 	if e.slowDown {
@@ -89,6 +100,18 @@ func (w *worker) send(ctx context.Context, c claimed) (stripecharge.Answer, stri
 	case stripecharge.OpCreate, stripecharge.OpAccount, stripecharge.OpCustomer:
 	}
 	return c.access.client.Create(ctx, c.request, c.sendBefore), stripecharge.Found{}
+}
+
+// maxClockSkew is how far Stripe's clock and the database's may be apart: the key's window is counted on the one and kept on
+// the other.
+const maxClockSkew = 5 * time.Minute
+
+// clockSkew compares Stripe's Date header with the database's clock, which was read a little earlier.
+func clockSkew(date, databaseNow, readAt time.Time) time.Duration {
+	if date.IsZero() {
+		return 0
+	}
+	return date.Sub(databaseNow.Add(time.Since(readAt))).Abs()
 }
 
 // lookUpBefore is how far before the first send a look-up begins: clocks and a restored database may be behind.
@@ -136,33 +159,34 @@ func (w *worker) declineWithoutCard(ctx context.Context, job *river.Job[ChargeAr
 }
 
 // customerUnread: the customer's payment method could not be read, so nothing was sent.
-func (w *worker) customerUnread(ctx context.Context, job *river.Job[ChargeArgs], intent queries.IntentForWorkRow, read stripecharge.Answer) (bool, error) {
+func (w *worker) customerUnread(ctx context.Context, job *river.Job[ChargeArgs], intent queries.IntentForWorkRow, acc *access, read stripecharge.Answer) (bool, error) {
 	detail := fmt.Sprintf("read customer %s: %s", intent.StripeCustomerID, explain(read))
 	switch read.Class { //nolint:exhaustive // every other class passes by itself
 	case stripecharge.ClassInvalidRequest, stripecharge.ClassLocalError:
 		return true, w.park(ctx, job, intent, step{action: actionPark, reason: schema.ReasonInvalidRequest, detail: detail})
 	case stripecharge.ClassDenied, stripecharge.ClassUnauthorized:
-		return w.withoutKey(ctx, job, intent, &keyError{reason: "vault_denied", err: errors.New(detail)})
+		done, err := w.withoutKey(ctx, job, intent, acc, &keyError{reason: "vault_denied", err: errors.New(detail)})
+		return done, errors.Join(err, w.keys.denied(ctx, intent, acc, read.HTTPStatus))
 	case stripecharge.ClassRateLimited:
 		if err := w.rate.shrink(ctx, rateRead); err != nil {
 			w.log.WarnContext(ctx, "shrink the request budget", slog.Any("error", err))
 		}
 	default:
 	}
-	return true, w.later(job, readPause, fmt.Errorf("customer_unread: intent %d: %s; next: tried again in %s", intent.ID, detail, readPause))
+	return true, w.unsent(ctx, job, readPause, fmt.Errorf("customer_unread: intent %d: %s; next: tried again in %s", intent.ID, detail, readPause))
 }
 
 // withoutKey: no vault key of this run can be used. A refusal pauses the run, once; anything else is waited for. The intent
 // keeps its reservation and loses no attempt.
-func (w *worker) withoutKey(ctx context.Context, job *river.Job[ChargeArgs], intent queries.IntentForWorkRow, cause error) (bool, error) {
+func (w *worker) withoutKey(ctx context.Context, job *river.Job[ChargeArgs], intent queries.IntentForWorkRow, acc *access, cause error) (bool, error) {
 	if errors.Is(cause, errIssuing) {
 		return true, river.JobSnooze(time.Second)
 	}
 	refused, ok := errors.AsType[*keyError](cause)
 	if !ok {
-		return true, w.later(job, readPause, fmt.Errorf("vault_unavailable: intent %d: %w; next: tried again in %s", intent.ID, cause, readPause))
+		return true, w.unsent(ctx, job, readPause, fmt.Errorf("vault_unavailable: intent %d: %w; next: tried again in %s", intent.ID, cause, readPause))
 	}
-	c := claimed{intent: intent}
+	c := claimed{intent: intent, access: acc}
 	c.RunResumeCount = intent.RunResumeCount
 	if err := w.pauseRun(ctx, c, ending{pauseRun: refused.reason, detail: refused.Error()}); err != nil {
 		return true, w.later(job, retryPauseLeast, fmt.Errorf("database_away: %w", err))

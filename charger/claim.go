@@ -100,12 +100,23 @@ func (w *worker) requestOf(ctx context.Context, intent queries.IntentForWorkRow,
 			return stripecharge.Request{}, answer, fmt.Errorf("read customer %s: %w", intent.StripeCustomerID, errCustomerUnread)
 		}
 		params.PaymentMethod, params.Livemode = info.PaymentMethod(params.API), &info.Livemode
-		request, err := stripecharge.NewRequest(params)
+		request, err := newRequest(params)
 		return request, answer, err
 	}
-	request, err := stripecharge.NewRequest(params)
+	request, err := newRequest(params)
 	return request, stripecharge.Answer{}, err
 }
+
+func newRequest(params stripecharge.Params) (stripecharge.Request, error) {
+	request, err := stripecharge.NewRequest(params)
+	if err != nil && !errors.Is(err, stripecharge.ErrNoPaymentMethod) {
+		return request, fmt.Errorf("%w: %w", errUnsendable, err)
+	}
+	return request, err
+}
+
+// errUnsendable says that the intent's terms make no request: a person must mend them.
+var errUnsendable = errors.New("cannot be sent")
 
 // errCustomerUnread says that the customer's payment method could not be read; the answer beside it says why.
 var errCustomerUnread = errors.New("customer unread")

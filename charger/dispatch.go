@@ -2,6 +2,7 @@ package charger
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -117,7 +118,7 @@ func (c *Charger) dispatchBatch(ctx context.Context, runID int64, reason schema.
 		}
 		waiting, err := c.queries.IntentListWaiting(ctx, tx, queries.IntentListWaitingParams{
 			Namespace: run.Namespace, BillingPeriod: run.BillingPeriod, Currency: run.Currency,
-			StatusReason: string(reason), MaxRows: int32(room),
+			StatusReason: string(reason), MaxCents: mostCents(run, reason), MaxRows: int32(room),
 		})
 		if err != nil {
 			return fmt.Errorf("list waiting intents: %w", err)
@@ -131,6 +132,14 @@ func (c *Charger) dispatchBatch(ctx context.Context, runID int64, reason schema.
 		return false, nil
 	}
 	return more, err
+}
+
+// mostCents keeps intents that cannot fit from hiding those that can, when capped ones are looked at again.
+func mostCents(run queries.RunLockRow, reason schema.StatusReason) int64 {
+	if reason == schema.ReasonRunCapped {
+		return run.CapCents - run.AllocatedCents
+	}
+	return schema.MaxAmountCents
 }
 
 // dispatchPlan says what becomes of a batch of waiting intents.
@@ -196,12 +205,12 @@ func (c *Charger) applyDispatch(ctx context.Context, tx pgx.Tx, run queries.RunL
 	if err != nil {
 		return err
 	}
-	ids := make([]int64, len(plan.dispatch))
+	ids, amounts := make([]int64, len(plan.dispatch)), make([]int64, len(plan.dispatch))
 	for i, in := range plan.dispatch {
-		ids[i] = in.ID
+		ids[i], amounts[i] = in.ID, in.AmountCents
 	}
 	rows, err := c.queries.IntentDispatchMany(ctx, tx, queries.IntentDispatchManyParams{
-		RunID: &run.ID, GuardsCustomer: !run.ManyPerStripeCustomer, Ids: ids, JobIds: jobIDs,
+		RunID: &run.ID, GuardsCustomer: !run.ManyPerStripeCustomer, Ids: ids, JobIds: jobIDs, AmountsCents: amounts, Currency: run.Currency,
 	})
 	if err != nil {
 		return fmt.Errorf("give %d intents their jobs: %w", len(ids), err)
@@ -226,6 +235,10 @@ func (c *Charger) insertJobs(ctx context.Context, tx pgx.Tx, run queries.RunLock
 	}
 	jobIDs := make([]int64, len(results))
 	for i, r := range results {
+		var args ChargeArgs
+		if err := json.Unmarshal(r.Job.EncodedArgs, &args); err != nil || args.IntentID != intents[i].ID {
+			return nil, fmt.Errorf("internal error: job %d is not that of intent %d", r.Job.ID, intents[i].ID)
+		}
 		jobIDs[i] = r.Job.ID
 	}
 	return jobIDs, nil

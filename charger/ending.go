@@ -2,6 +2,8 @@ package charger
 
 import (
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 
 	"chargeonce/charger/stripecharge"
@@ -98,6 +100,9 @@ func endingOfDecline(c claimed, answer stripecharge.Answer, e ending) ending {
 // endingOfRead: the known object as it stands now.
 func endingOfRead(c claimed, answer stripecharge.Answer) ending {
 	e := unchanged(c, answer)
+	if !aboutOurs(c, answer) {
+		return e
+	}
 	switch stripecharge.Decide(answer, c.request) { //nolint:exhaustive // every other class: not read, and read again
 	case stripecharge.ClassSucceeded:
 		return charged(e, *answer.Object, schema.ReasonCharged)
@@ -106,10 +111,10 @@ func endingOfRead(c claimed, answer stripecharge.Answer) ending {
 	case stripecharge.ClassOpen, stripecharge.ClassRequiresAction:
 		e.reason = schema.ReasonCancelling
 	case stripecharge.ClassFailedObject:
-		return declined(e)
+		return declinedLate(c, e)
 	case stripecharge.ClassCanceled:
 		e.objectCanceled = true
-		return declined(e)
+		return declinedLate(c, e)
 	case stripecharge.ClassMismatch, stripecharge.ClassInvalidRequest:
 		e.status, e.reason, e.again, e.pauseRun = schema.StatusParked, schema.ReasonMismatch, false, "mismatch"
 		if answer.Object != nil {
@@ -124,10 +129,16 @@ func endingOfRead(c claimed, answer stripecharge.Answer) ending {
 // endingOfCancel: only an object that was seen cancelled makes the decline final; one that went through meanwhile is adopted.
 func endingOfCancel(c claimed, answer stripecharge.Answer) ending {
 	e := unchanged(c, answer)
+	if !aboutOurs(c, answer) {
+		return e
+	}
 	switch stripecharge.Decide(answer, c.request) { //nolint:exhaustive // every other class: still open, and tried again
 	case stripecharge.ClassCanceled:
+		if differences := stripecharge.Differences(*answer.Object, c.request); len(differences) > 0 {
+			return e
+		}
 		e.objectCanceled = true
-		return declined(e)
+		return declinedLate(c, e)
 	case stripecharge.ClassSucceeded:
 		if err := stripecharge.Validate(*answer.Object, c.request); err != nil {
 			e.status, e.reason, e.again, e.pauseRun, e.detail = schema.StatusParked, schema.ReasonMismatch, false, "mismatch", err.Error()
@@ -141,9 +152,15 @@ func endingOfCancel(c claimed, answer stripecharge.Answer) ending {
 	return e
 }
 
+// aboutOurs tells whether an answer shows the object that was asked for, or none: another one is no answer.
+func aboutOurs(c claimed, answer stripecharge.Answer) bool {
+	return answer.Object == nil || answer.Object.ID == c.intent.ObjectID
+}
+
 // endingOfLookUp: only something found resolves. Absence permits one more send of the same bytes, nothing else.
 func endingOfLookUp(c claimed, answer stripecharge.Answer, found stripecharge.Found) ending {
 	e := unchanged(c, answer)
+	found.Matches = slices.DeleteFunc(slices.Clone(found.Matches), func(o stripecharge.Object) bool { return ofThePast(c, o) })
 	e.result = found.Result(answer)
 	if answer.Class != stripecharge.ClassAnswered || !found.Any() {
 		return e
@@ -167,6 +184,12 @@ func endingOfLookUp(c claimed, answer stripecharge.Answer, found stripecharge.Fo
 		e.pauseRun = "mismatch"
 	}
 	return e
+}
+
+// ofThePast tells whether an object is what an earlier key generation left behind: definitively refused, and dead.
+func ofThePast(c claimed, o stripecharge.Object) bool {
+	generation, err := strconv.Atoi(o.Metadata[stripecharge.MetadataKeyGeneration])
+	return err == nil && generation < int(c.intent.KeyGeneration) && o.Dead()
 }
 
 // inDoubt is where every create ends that proves nothing else.
@@ -202,6 +225,17 @@ func charged(e ending, o stripecharge.Object, reason schema.StatusReason) ending
 	if o.Kind == stripecharge.KindPaymentIntent {
 		e.paymentIntentID = o.ID
 	}
+	return e
+}
+
+// declinedLate is declined for an object that was read or cancelled. One that was made after the key's window says nothing
+// about an earlier send that is still in doubt.
+func declinedLate(c claimed, e ending) ending {
+	if !c.intent.DoubtAcrossWindow {
+		return declined(e)
+	}
+	e.status, e.reason, e.again = schema.StatusParked, schema.ReasonDoubtExpired, false
+	e.detail = "refused after the key's window, while an earlier send is in doubt: " + e.detail
 	return e
 }
 

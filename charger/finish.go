@@ -1,6 +1,7 @@
 package charger
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,10 +30,11 @@ type ending struct {
 	declineCode, adviceCode             string
 	serverError, objectCanceled         bool
 
-	giveBack bool   // the reservation goes back to the run: no money can follow
-	dropJob  bool   // the dispatcher shall decide anew
-	pauseRun string // pauses the run, for this reason
-	slowDown bool   // Stripe said 429
+	giveBack    bool   // the reservation goes back to the run: no money can follow
+	dropJob     bool   // the dispatcher shall decide anew
+	pauseRun    string // pauses the run, for this reason
+	pauseDetail string // why, if it is not the intent's detail
+	slowDown    bool   // Stripe said 429
 
 	again bool // go on with the next step at once
 }
@@ -80,7 +82,11 @@ func (w *worker) finishOnce(ctx context.Context, c claimed, answer stripecharge.
 		w.log.WarnContext(ctx, "claim was lost before its finish", slog.Int64("intent_id", c.intent.ID), slog.Int64("attempt_id", c.AttemptID), slog.String("result", e.result))
 		w.metrics.lostClaims.Inc()
 		if e.status == schema.StatusCharged {
-			return w.finishLate(ctx, c, e)
+			err := w.finishLate(ctx, c, e)
+			if name := violated(err); name != "" {
+				return w.finishRefused(ctx, c, answer, e, name, err)
+			}
+			return err
 		}
 	}
 	if e.pauseRun != "" {
@@ -91,7 +97,7 @@ func (w *worker) finishOnce(ctx context.Context, c claimed, answer stripecharge.
 
 func finishParams(c claimed, answer stripecharge.Answer, e ending) queries.IntentFinishParams {
 	p := queries.IntentFinishParams{
-		AttemptID: c.AttemptID, Result: &e.result, RequestID: answer.RequestID, Replayed: answer.Replayed,
+		AttemptID: c.AttemptID, IntentID: c.intent.ID, IntentKey: c.intent.IntentKey, ClaimNumber: c.ClaimNumber, Result: &e.result, RequestID: answer.RequestID, Replayed: answer.Replayed,
 		ErrorType: answer.ErrorType, ErrorCode: answer.ErrorCode, DeclineCode: e.declineCode, AdviceCode: e.adviceCode,
 		ObjectID: e.objectID, Detail: e.detail, Resolution: e.resolution, OthersResolution: e.others,
 		SawServerError: e.serverError, ObjectCanceled: e.objectCanceled, Status: string(e.status), StatusReason: string(e.reason),
@@ -106,7 +112,7 @@ func finishParams(c claimed, answer stripecharge.Answer, e ending) queries.Inten
 // finishLate records a validated success whose claim is no longer the intent's: money moved, whoever sent it.
 func (w *worker) finishLate(ctx context.Context, c claimed, e ending) error {
 	return pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
-		now, err := w.queries.IntentLockForLateSuccess(ctx, tx, c.intent.ID)
+		now, err := w.queries.IntentLockForLateSuccess(ctx, tx, queries.IntentLockForLateSuccessParams{ID: c.intent.ID, IntentKey: c.intent.IntentKey})
 		if err != nil {
 			return fmt.Errorf("lock intent %d for a late success: %w", c.intent.ID, err)
 		}
@@ -184,21 +190,29 @@ func violated(err error) string {
 	return pgErr.ConstraintName
 }
 
+// deniedKey is the vault key that a denial is about: if another one was issued meanwhile, the denial says nothing about that.
+func (c claimed) deniedKey(e ending) *int64 {
+	if e.pauseRun != "vault_denied" || c.access == nil {
+		return nil
+	}
+	return c.access.vaultKeyID
+}
+
 // pauseRun pauses the run once, and only if it is still as the claim saw it: a denial that arrives after a person resumed the
-// run says nothing about the resumed one.
+// run, or after its vault key was replaced, says nothing about the run as it is now.
 func (w *worker) pauseRun(ctx context.Context, c claimed, e ending) error {
 	if c.intent.RunID == nil {
 		return nil
 	}
 	rows, err := w.queries.RunPause(ctx, w.pool, queries.RunPauseParams{
-		ID: *c.intent.RunID, StatusReason: e.pauseRun, StatusDetail: e.detail, ResumeCount: &c.RunResumeCount,
+		ID: *c.intent.RunID, StatusReason: e.pauseRun, StatusDetail: cmp.Or(e.pauseDetail, e.detail), ResumeCount: &c.RunResumeCount, VaultKeyID: c.deniedKey(e),
 	})
 	if err != nil {
 		return fmt.Errorf("pause run %d: %w", *c.intent.RunID, err)
 	}
 	if rows > 0 {
 		w.metrics.runsPaused.WithLabelValues(e.pauseRun).Inc()
-		w.log.ErrorContext(ctx, "run paused", slog.Int64("run_id", *c.intent.RunID), slog.String("reason", e.pauseRun), slog.String("detail", e.detail), slog.Int64("intent_id", c.intent.ID))
+		w.log.ErrorContext(ctx, "run paused", slog.Int64("run_id", *c.intent.RunID), slog.String("reason", e.pauseRun), slog.String("detail", cmp.Or(e.pauseDetail, e.detail)), slog.Int64("intent_id", c.intent.ID))
 	}
 	return nil
 }

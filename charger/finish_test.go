@@ -8,6 +8,7 @@ import (
 	"chargeonce/charger/stripecharge"
 	"chargeonce/charger/stripecharge/stripetest"
 	"chargeonce/schema"
+	"chargeonce/sql/queries"
 )
 
 // hands is a worker without a process around it: a test takes each step by hand.
@@ -32,7 +33,7 @@ func (h hands) claims(t *testing.T, id int64, op stripecharge.Op) claimed {
 	t.Helper()
 	h.exec(t, `UPDATE billing.intents SET lease_until = now() - interval '1 second' WHERE id = $1 AND status = 'charging'`, id)
 	h.exec(t, `UPDATE billing.charge_attempts SET lease_until = now() - interval '1 second' WHERE intent_id = $1`, id)
-	intent, err := h.queries.IntentForWork(t.Context(), h.pool, id)
+	intent, err := h.queries.IntentForWork(t.Context(), h.pool, queries.IntentForWorkParams{ID: id, WindowSeconds: Window.Seconds()})
 	require.NoError(t, err)
 	acc, err := h.keys.access(t.Context(), intent)
 	require.NoError(t, err)
@@ -134,7 +135,7 @@ func TestTermsCorrectedBeforeTheFirstSendAreReadAgain(t *testing.T) {
 	id := b.intend(t, 1000, "usd", "cus_1")[0]
 	b.open(t, "100.00", "usd")
 	h := byHand(t, b, id)
-	intent, err := h.queries.IntentForWork(t.Context(), h.pool, id)
+	intent, err := h.queries.IntentForWork(t.Context(), h.pool, queries.IntentForWorkParams{ID: id, WindowSeconds: Window.Seconds()})
 	require.NoError(t, err)
 	acc, err := h.keys.access(t.Context(), intent)
 	require.NoError(t, err)

@@ -5,7 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
+	"math/big"
+	"net/http"
 	"sync"
 	"time"
 
@@ -76,10 +77,17 @@ type runKey struct {
 	resumeCount int32
 }
 
+// runAccess is what this process knows of one run's key. Its fields belong to whoever holds the turn: one worker opens the
+// run for all, and the others wait no longer than a call may take.
 type runAccess struct {
-	mu     sync.Mutex
-	access *access
+	turn      chan struct{}
+	access    *access
+	failed    error
+	failUntil time.Time
 }
+
+// failFor is how long a failed opening is remembered: a vault that hangs is not asked anew by every worker that waits.
+const failFor = 2 * time.Second
 
 func newKeys(c *Charger, cfg KeysConfig) (*keys, error) {
 	if cfg.TTL == 0 {
@@ -107,22 +115,46 @@ func (k *keys) access(ctx context.Context, intent queries.IntentForWorkRow) (*ac
 	k.mu.Lock()
 	run, ok := k.runs[key]
 	if !ok {
-		run = &runAccess{}
+		run = &runAccess{turn: make(chan struct{}, 1)}
 		k.runs[key] = run
 	}
 	k.mu.Unlock()
 
-	run.mu.Lock()
-	defer run.mu.Unlock()
+	ctx, cancel := context.WithTimeoutCause(ctx, k.Charger.cfg.CallTimeout, errors.New("the run's vault key is being opened by another worker"))
+	defer cancel()
+	select {
+	case run.turn <- struct{}{}:
+		defer func() { <-run.turn }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 	if run.access != nil && (run.access.expiresAt.IsZero() || time.Now().Before(run.access.expiresAt.Add(-keyExpiryMargin))) {
 		return run.access, nil
 	}
-	acc, err := k.open(ctx, *intent.RunID)
-	if err != nil {
-		return nil, err
+	if time.Now().Before(run.failUntil) {
+		return nil, run.failed
 	}
-	run.access = acc
-	return acc, nil
+	run.access, run.failed = k.open(ctx, *intent.RunID)
+	if run.failed != nil {
+		run.access, run.failUntil = nil, time.Now().Add(failFor)
+	}
+	return run.access, run.failed
+}
+
+// denied forgets a key that was refused. One that the proxy or Stripe no longer knows (401) is ended, so that the run gets
+// another one when a person has resumed it; a denial for any other reason leaves the key as it is.
+func (k *keys) denied(ctx context.Context, intent queries.IntentForWorkRow, acc *access, httpStatus int) error {
+	k.mu.Lock()
+	delete(k.runs, runKey{*intent.RunID, intent.RunResumeCount})
+	k.mu.Unlock()
+	if httpStatus != http.StatusUnauthorized || acc.vaultKeyID == nil {
+		return nil
+	}
+	if _, err := k.queries.VaultKeyEnd(ctx, k.pool, queries.VaultKeyEndParams{ID: *acc.vaultKeyID, State: "revoked"}); err != nil {
+		return fmt.Errorf("end vault key %d: %w", *acc.vaultKeyID, err)
+	}
+	k.log.WarnContext(ctx, "the run's vault key is no longer taken; next: another is issued", slog.Int64("run_id", *intent.RunID), slog.Int64("vault_key_id", *acc.vaultKeyID))
+	return nil
 }
 
 // open gets the run's key and sees whose account it leads to, before anything is charged with it.
@@ -142,7 +174,10 @@ func (k *keys) open(ctx context.Context, runID int64) (*access, error) {
 	if err != nil {
 		return nil, &keyError{reason: "vault_denied", err: err}
 	}
-	return acc, k.verify(ctx, run, acc)
+	if err := k.verify(ctx, run, acc); err != nil {
+		return nil, err
+	}
+	return acc, nil
 }
 
 func (k *keys) secret(ctx context.Context, run queries.BillingRun, acc *access) (string, error) {
@@ -158,11 +193,24 @@ func (k *keys) secret(ctx context.Context, run queries.BillingRun, acc *access) 
 
 // verify compares the key's account with the run's; the run's first verified key names it.
 func (k *keys) verify(ctx context.Context, run queries.BillingRun, acc *access) error {
+	now, err := k.queries.DatabaseNow(ctx, k.pool)
+	if err != nil {
+		return fmt.Errorf("read the database's clock: %w", err)
+	}
+	readAt := time.Now()
 	info, answer := acc.client.Account(ctx)
+	if skew := clockSkew(answer.Date, now, readAt); skew > maxClockSkew {
+		return &keyError{reason: "clock_skew", err: fmt.Errorf("the clocks of Stripe and the database are %s apart", skew.Round(time.Second))}
+	}
 	switch answer.Class { //nolint:exhaustive // every other class passes by itself
 	case stripecharge.ClassAnswered:
 		acc.account = info.ID
 	case stripecharge.ClassDenied, stripecharge.ClassUnauthorized, stripecharge.ClassInvalidRequest:
+		if answer.HTTPStatus == http.StatusUnauthorized && acc.vaultKeyID != nil {
+			if _, err := k.queries.VaultKeyEnd(ctx, k.pool, queries.VaultKeyEndParams{ID: *acc.vaultKeyID, State: "revoked"}); err != nil {
+				return fmt.Errorf("end vault key %d: %w", *acc.vaultKeyID, err)
+			}
+		}
 		if !k.cfg.AccountUnverified {
 			return &keyError{reason: "vault_denied", err: fmt.Errorf(
 				"the vault key may not read its account (%s): allow GET /v1/account, or start the charger with --account-unverified", explain(answer))}
@@ -258,23 +306,38 @@ func (k *keys) issue(ctx context.Context, run queries.BillingRun, acc *access) (
 		return "", fmt.Errorf("encrypt the vault key of run %d: %w", run.ID, err)
 	}
 	rows, err := k.queries.VaultKeyComplete(ctx, k.pool, queries.VaultKeyCompleteParams{
-		ID: row.ID, ProviderKeyID: key.ProviderKeyID, Ciphertext: sealed, EncryptionKeyID: &keyID,
+		ID: row.ID, ProviderKeyID: key.ProviderKeyID, Ciphertext: sealed, EncryptionKeyID: &keyID, GrantedUntil: granted(key),
 	})
-	if err != nil || rows != 1 {
-		return "", fmt.Errorf("store the vault key of run %d: %d rows: %w", run.ID, rows, err)
+	if err != nil {
+		return "", fmt.Errorf("store the vault key of run %d: %w", run.ID, err)
 	}
-	k.log.InfoContext(ctx, "vault key issued", slog.Int64("run_id", run.ID), slog.Int64("vault_key_id", row.ID), slog.Int64("usd_cap_cents", capCents), slog.Time("expires_at", row.ExpiresAt))
+	if rows != 1 { // its lease ended and another process took over: this key is nobody's
+		if key.ProviderKeyID == "" {
+			return "", errIssuing
+		}
+		return "", errors.Join(errIssuing, k.cfg.Issuer.Revoke(ctx, key.ProviderKeyID))
+	}
 	acc.vaultKeyID, acc.expiresAt = &row.ID, row.ExpiresAt
+	if until := granted(key); until != nil && until.Before(acc.expiresAt) {
+		acc.expiresAt = *until
+	}
+	k.log.InfoContext(ctx, "vault key issued", slog.Int64("run_id", run.ID), slog.Int64("vault_key_id", row.ID), slog.Int64("usd_cap_cents", capCents), slog.Time("expires_at", acc.expiresAt))
 	return key.Secret, nil
+}
+
+// granted is until when the proxy says that the key is good, if it says so.
+func granted(key vaultkey.Key) *time.Time {
+	if key.ExpiresAt.IsZero() {
+		return nil
+	}
+	return &key.ExpiresAt
 }
 
 // usdCap is what is left of the run's cap: what is in doubt counts as left. The proxy counts in dollars; a run in another
 // currency needs the operator's figure.
 func (k *keys) usdCap(ctx context.Context, run queries.BillingRun) (int64, error) {
-	if run.VaultUsdCapCents != nil {
-		return *run.VaultUsdCapCents, nil
-	}
-	if !strings.EqualFold(run.Currency, "usd") {
+	inDollars := run.Currency == "usd"
+	if !inDollars && run.VaultUsdCapCents == nil {
 		return 0, &keyError{reason: "vault_denied", err: fmt.Errorf(
 			"the proxy's cap is in dollars: a run in %s needs `charger run open --vault-usd-cap`", run.Currency)}
 	}
@@ -282,7 +345,16 @@ func (k *keys) usdCap(ctx context.Context, run queries.BillingRun) (int64, error
 	if err != nil {
 		return 0, fmt.Errorf("sum what run %d charged: %w", run.ID, err)
 	}
-	return max(1, run.CapCents-chargedCents), nil
+	left := max(0, run.CapCents-chargedCents)
+	switch {
+	case run.VaultUsdCapCents == nil:
+	case inDollars:
+		left = min(*run.VaultUsdCapCents, run.CapCents) - chargedCents
+	default: // the same share of the operator's figure; big.Int, since two amounts are multiplied
+		share := new(big.Int).Mul(big.NewInt(*run.VaultUsdCapCents), big.NewInt(left))
+		left = share.Quo(share, big.NewInt(run.CapCents)).Int64()
+	}
+	return max(1, left), nil
 }
 
 // sealedFor binds a ciphertext to its run: copied into another run's row it cannot be opened.

@@ -54,7 +54,9 @@ func (c *Charger) takeUp(ctx context.Context, run queries.BillingRun, in queries
 		if err != nil {
 			return fmt.Errorf("insert another job for intent %d: %w", in.ID, err)
 		}
-		rows, err := c.queries.IntentRedispatch(ctx, tx, queries.IntentRedispatchParams{ID: in.ID, NewJobID: &job.Job.ID, OldJobID: in.RiverJobID})
+		rows, err := c.queries.IntentRedispatch(ctx, tx, queries.IntentRedispatchParams{
+			ID: in.ID, NewJobID: &job.Job.ID, OldJobID: in.RiverJobID, Counted: counted(in),
+		})
 		if err != nil {
 			return fmt.Errorf("give intent %d another job: %w", in.ID, err)
 		}
@@ -69,6 +71,15 @@ func (c *Charger) takeUp(ctx context.Context, run queries.BillingRun, in queries
 		return nil
 	}
 	return err
+}
+
+// counted tells whether losing this job counts towards the limit. A job that was lost while its intent only waited for its
+// first claim says nothing about the intent: the vault, the customer's page or the database was away for long.
+func counted(in queries.IntentListJoblessRow) int32 {
+	if in.JobState == "deleted" || schema.Status(in.Status) == schema.StatusCharging {
+		return 1
+	}
+	return 0
 }
 
 // errTakenMeanwhile rolls the new job back: another charger was faster, or the intent was claimed.

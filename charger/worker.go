@@ -17,6 +17,9 @@ import (
 // maxStepsPerJob bounds what one run of a job does with its intent: decline, read, cancel and finish are four.
 const maxStepsPerJob = 8
 
+// triesShown is how many tries of an intent that cannot be sent yet are shown in River UI as errors.
+const triesShown = 10
+
 // ChargeArgs are a job's arguments: the intent, and what an operator must see to find it. They hold no amount and no
 // secret: every operator sees them.
 type ChargeArgs struct {
@@ -41,7 +44,7 @@ type worker struct {
 // job, a snooze while another claim is alive, and otherwise an error that says what happened and what comes next and when.
 func (w *worker) Work(ctx context.Context, job *river.Job[ChargeArgs]) error {
 	for range maxStepsPerJob {
-		intent, err := w.queries.IntentForWork(ctx, w.pool, job.Args.IntentID)
+		intent, err := w.queries.IntentForWork(ctx, w.pool, queries.IntentForWorkParams{ID: job.Args.IntentID, WindowSeconds: Window.Seconds()})
 		if errors.Is(err, pgx.ErrNoRows) {
 			return river.JobCancel(fmt.Errorf("no_such_intent: intent %d is not in the database; next: nothing", job.Args.IntentID))
 		}
@@ -113,11 +116,30 @@ func (w *worker) later(job *river.Job[ChargeArgs], pause time.Duration, err erro
 	return err
 }
 
+// unsent waits for something outside the intent (its vault key, its customer's page) that must answer before anything can be
+// sent. The first tries are errors, for an operator to see; after those the job is snoozed, which River does not count: an
+// outage of days must not use up the job's attempts.
+func (w *worker) unsent(ctx context.Context, job *river.Job[ChargeArgs], pause time.Duration, err error) error {
+	if job.Attempt <= triesShown {
+		return w.later(job, pause, err)
+	}
+	w.log.WarnContext(ctx, "intent cannot be sent yet", slog.Int64("intent_id", job.Args.IntentID), slog.Any("error", err))
+	return river.JobSnooze(pause)
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
 // NextRetry is River's question when Work returned an error.
 func (w *worker) NextRetry(job *river.Job[ChargeArgs]) time.Time {
 	if at, ok := w.retryAt.LoadAndDelete(job.ID); ok {
 		if t, ok := at.(time.Time); ok {
-			return t
+			// River takes a time that has passed for none, and waits attempt^4 seconds.
+			return latest(t, time.Now().Add(100*time.Millisecond))
 		}
 	}
 	return time.Now().Add(retryPauseMost)

@@ -194,7 +194,7 @@ func TestFinishSeesItsOwnResolution(t *testing.T) {
 	f, run, intent := dispatched(t)
 	claim := f.send(t, intent)
 	require.Equal(t, int64(usualCents), f.allocated(t, run))
-	row, err := f.q.IntentFinish(t.Context(), f.db.Pool(t, sql.RoleCharger), declined(claim.AttemptID, schema.ReasonCardDeclined))
+	row, err := f.q.IntentFinish(t.Context(), f.db.Pool(t, sql.RoleCharger), f.of(t, declined(claim.AttemptID, schema.ReasonCardDeclined)))
 	require.NoError(t, err)
 	require.Equal(t, queries.IntentFinishRow{Held: true, RunsTouched: 1}, row)
 	require.Equal(t, schema.StatusCardDeclined, f.statusOf(t, intent))
@@ -210,7 +210,7 @@ func TestStaleFinishMovesNothingButKeepsItsResult(t *testing.T) {
 	stale := f.send(t, intent)
 	f.endLease(t, intent)
 	current := f.send(t, intent)
-	row, err := f.q.IntentFinish(t.Context(), f, declined(stale.AttemptID, schema.ReasonCardDeclined))
+	row, err := f.q.IntentFinish(t.Context(), f, f.of(t, declined(stale.AttemptID, schema.ReasonCardDeclined)))
 	require.NoError(t, err)
 	require.Equal(t, queries.IntentFinishRow{}, row)
 	require.Equal(t, schema.StatusCharging, f.statusOf(t, intent))
@@ -231,7 +231,7 @@ func TestFinishIsRefusedWhileAnotherAttemptIsUnresolved(t *testing.T) {
 	refused := []queries.IntentFinishParams{declined(second.AttemptID, schema.ReasonCardDeclined), declined(second.AttemptID, schema.ReasonRunPaused)}
 	refused[1].Status, refused[1].Result = string(schema.StatusPending), new("denied")
 	for _, params := range refused {
-		_, err := f.q.IntentFinish(t.Context(), f, params)
+		_, err := f.q.IntentFinish(t.Context(), f, f.of(t, params))
 		require.Equal(t, "intents_unresolved_attempt", constraintOf(err), "%s: %v", params.Status, err)
 	}
 	require.Equal(t, int64(usualCents), f.allocated(t, run), "the whole statement was undone")
@@ -284,7 +284,7 @@ func TestChargedFinishKeepsTheReservation(t *testing.T) {
 	require.Equal(t, int64(usualCents), f.allocated(t, run))
 	require.Equal(t, "superseded", one[string](t, f, "SELECT resolution FROM billing.charge_attempts WHERE id = $1", doubtful.AttemptID))
 	f.refuses(t, queries.IntentClaimParams{Operation: "create", IntentID: intent, SeenClaimNumber: 2, LeaseSeconds: 1})
-	row, err := f.q.IntentFinish(t.Context(), f, declined(doubtful.AttemptID, schema.ReasonCardDeclined))
+	row, err := f.q.IntentFinish(t.Context(), f, f.of(t, declined(doubtful.AttemptID, schema.ReasonCardDeclined)))
 	require.NoError(t, err)
 	require.False(t, row.Held, "a finish that comes twice moves nothing")
 	require.Equal(t, int64(usualCents), f.allocated(t, run))

@@ -112,7 +112,7 @@ func (f *fixture) dispatch(t *testing.T, run, intent int64) {
 			return fmt.Errorf("allocate %d: %d rows: %w", amount, rows, err)
 		}
 		rows, err = f.q.IntentDispatchMany(t.Context(), tx, queries.IntentDispatchManyParams{
-			RunID: &run, Ids: []int64{intent}, JobIds: []int64{jobOf(intent)},
+			RunID: &run, Ids: []int64{intent}, JobIds: []int64{jobOf(intent)}, AmountsCents: []int64{amount}, Currency: one[string](t, tx, "SELECT currency FROM billing.intents WHERE id = $1", intent),
 		})
 		if err != nil || rows != 1 {
 			return fmt.Errorf("dispatch: %d rows: %w", rows, err)
@@ -126,7 +126,7 @@ func jobOf(intent int64) int64 { return 1_000_000 + intent }
 // createClaim is the first send of an intent as it stands now.
 func (f *fixture) createClaim(t *testing.T, intent int64) queries.IntentClaimParams {
 	t.Helper()
-	work, err := f.q.IntentForWork(t.Context(), f, intent)
+	work, err := f.q.IntentForWork(t.Context(), f, queries.IntentForWorkParams{ID: intent, WindowSeconds: 82800})
 	require.NoError(t, err)
 	return queries.IntentClaimParams{
 		Operation: "create", IdempotencyKey: schema.IdempotencyKey(work.CustomerID, work.BillingPeriod, work.Namespace, int(work.KeyGeneration)),
@@ -178,9 +178,18 @@ func parked(attempt int64, reason schema.StatusReason) queries.IntentFinishParam
 	}
 }
 
+// of completes a finish with whose it is: the attempt's intent and claim.
+func (f *fixture) of(t *testing.T, params queries.IntentFinishParams) queries.IntentFinishParams {
+	t.Helper()
+	require.NoError(t, f.QueryRow(t.Context(), `SELECT i.id, i.idempotency_key, a.claim_number
+		FROM billing.charge_attempts a JOIN billing.intents i ON i.id = a.intent_id WHERE a.id = $1`, params.AttemptID).
+		Scan(&params.IntentID, &params.IntentKey, &params.ClaimNumber))
+	return params
+}
+
 func (f *fixture) finish(t *testing.T, params queries.IntentFinishParams) {
 	t.Helper()
-	row, err := f.q.IntentFinish(t.Context(), f, params)
+	row, err := f.q.IntentFinish(t.Context(), f, f.of(t, params))
 	require.NoError(t, err)
 	require.True(t, row.Held)
 }

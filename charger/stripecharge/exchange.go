@@ -106,7 +106,11 @@ func (b *gatedBody) Read(p []byte) (int, error) {
 	if err := b.gate.guards(); err != nil {
 		return 0, err
 	}
-	return b.reader.Read(p)
+	n, err := b.reader.Read(p)
+	if left, ok := b.reader.(*bytes.Reader); ok && left.Len() == 0 {
+		b.gate.bodyRead()
+	}
+	return n, err
 }
 
 func (b *gatedBody) Close() error { return nil }

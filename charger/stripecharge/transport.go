@@ -107,6 +107,8 @@ type gate struct {
 	wrote    bool // something was handed to the network
 	refused  error
 	closed   bool
+	last     bool // the body's last byte was handed over: the next Write that passes may complete the request
+	whole    bool // it passed
 }
 
 // attach makes c carry this call. It runs before the transport writes the first byte.
@@ -142,7 +144,7 @@ func (g *gate) pass(last time.Time, reuse time.Duration) error {
 			return g.refused
 		}
 	}
-	g.wrote = true
+	g.wrote, g.whole = true, g.whole || g.last
 	return nil
 }
 
@@ -157,6 +159,12 @@ func (g *gate) guards() error {
 	return nil
 }
 
+func (g *gate) bodyRead() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.last = true
+}
+
 func (g *gate) shut() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -167,6 +175,9 @@ func (g *gate) shut() {
 func (g *gate) sent() (sent bool, refused error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if g.whole {
+		return true, nil // what was refused later (TLS's closing alert) takes nothing back
+	}
 	return g.wrote && g.refused == nil, g.refused
 }
 

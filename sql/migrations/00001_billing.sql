@@ -351,7 +351,7 @@ DECLARE
 BEGIN
     SELECT * INTO STRICT b FROM billing.rate_budgets WHERE kind = budget_kind FOR UPDATE;
     at := extract(epoch FROM clock_timestamp());
-    IF b.slot < floor(at) THEN
+    IF b.slot <> floor(at) THEN -- also when the clock was set back
         b.slot := floor(at);
         b.taken := 0;
     END IF;

@@ -65,9 +65,12 @@ UPDATE billing.runs SET allocated_cents = allocated_cents + @amount_cents, updat
 WHERE id = @id AND allocated_cents + @amount_cents <= cap_cents;
 
 -- name: RunPause :execrows
--- A late denial pauses only the run as its claim saw it: same resume count, still open.
-UPDATE billing.runs SET status = 'paused', status_reason = @status_reason, status_detail = @status_detail, updated_at = now()
-WHERE id = @id AND status = 'open' AND (sqlc.narg(resume_count)::integer IS NULL OR resume_count = sqlc.narg(resume_count)::integer);
+-- A late denial pauses only the run as its claim saw it: still open, same resume count, and its vault key still the run's.
+UPDATE billing.runs r SET status = 'paused', status_reason = @status_reason, status_detail = @status_detail, updated_at = now()
+WHERE r.id = @id AND r.status = 'open'
+  AND (sqlc.narg(resume_count)::integer IS NULL OR r.resume_count = sqlc.narg(resume_count)::integer)
+  AND (sqlc.narg(vault_key_id)::bigint IS NULL OR EXISTS (
+      SELECT 1 FROM billing.vault_keys k WHERE k.id = sqlc.narg(vault_key_id)::bigint AND k.state = 'active'));
 
 -- name: RunPauseByOperator :execrows
 UPDATE billing.runs SET status = 'paused', status_reason = 'paused_by_operator', status_detail = @status_detail, updated_at = now()
@@ -110,7 +113,7 @@ SELECT i.id, i.customer_id, i.stripe_customer_id, i.idempotency_key, i.amount_ce
                  AND o.guards_customer AND o.id <> i.id) AS customer_taken
 FROM billing.intents i
 WHERE i.namespace = @namespace AND i.billing_period = @billing_period AND i.currency = @currency
-  AND i.status = 'pending' AND i.river_job_id IS NULL AND i.status_reason = @status_reason
+  AND i.status = 'pending' AND i.river_job_id IS NULL AND i.status_reason = @status_reason AND i.amount_cents <= @max_cents
 ORDER BY i.id
 LIMIT @max_rows;
 
@@ -120,16 +123,18 @@ WHERE id = ANY(@ids::bigint[]) AND status = 'pending' AND river_job_id IS NULL A
 
 -- name: IntentDispatchMany :execrows
 -- Reserves where nothing is reserved yet; the caller has added just that sum to the run, in this transaction.
+-- An intent whose terms were corrected after they were read is left out, and the caller rolls back.
 UPDATE billing.intents i SET
     run_id = @run_id,
-    reserved_cents = i.amount_cents,
+    reserved_cents = t.amount_cents,
     guards_customer = @guards_customer,
     river_job_id = t.job_id,
     status_reason = 'queued',
     updated_at = now()
-FROM ROWS FROM (unnest(@ids::bigint[]), unnest(@job_ids::bigint[])) AS t(id, job_id)
+FROM ROWS FROM (unnest(@ids::bigint[]), unnest(@job_ids::bigint[]), unnest(@amounts_cents::bigint[])) AS t(id, job_id, amount_cents)
 -- The ids once more: without them a table that was never analysed is read whole.
-WHERE i.id = t.id AND i.id = ANY(@ids::bigint[]) AND i.status = 'pending' AND i.river_job_id IS NULL;
+WHERE i.id = t.id AND i.id = ANY(@ids::bigint[]) AND i.status = 'pending' AND i.river_job_id IS NULL
+  AND i.amount_cents = t.amount_cents AND i.currency = @currency;
 
 -- name: IntentListJobless :many
 -- In flight, but its job is gone, cancelled, discarded or completed, or runs without a claim for longer than any does
@@ -147,7 +152,7 @@ ORDER BY i.id
 LIMIT @max_rows;
 
 -- name: IntentRedispatch :execrows
-UPDATE billing.intents SET river_job_id = @new_job_id, redispatches = redispatches + 1, updated_at = now()
+UPDATE billing.intents SET river_job_id = @new_job_id, redispatches = redispatches + @counted::integer, updated_at = now()
 WHERE id = @id AND status IN ('pending', 'charging') AND river_job_id IS NOT DISTINCT FROM sqlc.narg(old_job_id)::bigint
   AND (lease_until IS NULL OR lease_until < clock_timestamp());
 
@@ -187,6 +192,7 @@ SELECT i.id, i.namespace, i.customer_id, i.billing_period, i.idempotency_key AS 
        coalesce(q.first_sent_at, clock_timestamp())::timestamptz AS first_sent_at,
        coalesce(extract(epoch FROM clock_timestamp() - q.first_sent_at), 0)::double precision AS seconds_since_first_send,
        a.unresolved, a.creates, a.look_ups,
+       coalesce(a.doubt_across_window, false)::boolean AS doubt_across_window,
        coalesce(a.saw_idempotency_error, false)::boolean AS saw_idempotency_error,
        coalesce(a.saw_mismatch, false)::boolean AS saw_mismatch,
        coalesce(a.seconds_since_last_create, 0)::double precision AS seconds_since_last_create,
@@ -203,6 +209,11 @@ LEFT JOIN billing.charge_requests q ON q.intent_id = i.id AND q.key_generation =
 CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE c.operation = 'create' AND c.resolved_at IS NULL) AS unresolved,
            count(*) FILTER (WHERE c.operation = 'create') AS creates,
+           -- The known object was made after the key's window had passed, and an earlier send without one is still in doubt:
+           -- what becomes of the object says nothing about that send.
+           (count(*) FILTER (WHERE c.operation = 'create' AND c.resolved_at IS NULL AND c.object_id IS DISTINCT FROM q.object_id) > 0
+            AND min(c.started_at) FILTER (WHERE c.operation = 'create' AND c.object_id = q.object_id)
+                >= q.first_sent_at + (@window_seconds::double precision) * interval '1 second') AS doubt_across_window,
            count(*) FILTER (WHERE c.operation = 'look_up' AND c.result IS NOT NULL) AS look_ups,
            bool_or(c.operation = 'create' AND c.result = 'idempotency_error') AS saw_idempotency_error,
            bool_or(c.operation = 'create' AND c.result = 'mismatch') AS saw_mismatch,
@@ -264,27 +275,33 @@ FROM claimed JOIN may ON may.id = claimed.id
 RETURNING id AS attempt_id, claim_number, run_resume_count, started_at, lease_until;
 
 -- name: IntentFinish :one
--- The end of a call. The attempt's result is written whether or not the claim still holds; the intent moves only under it.
--- held tells whether it did.
-WITH attempt AS (
+-- The end of a call. The attempt's result is written whether or not the claim still holds; the intent moves only under it,
+-- and held tells whether it did. The row is locked first, so that both parts see the same answer to that. A success that lost
+-- its claim stays unresolved here: IntentFinishLate records and resolves it in one transaction.
+WITH holder AS (
+    SELECT i.id, (i.claim_number = @claim_number AND i.status = 'charging') AS holds
+    FROM billing.intents i WHERE i.id = @intent_id AND i.idempotency_key = @intent_key
+    FOR NO KEY UPDATE
+), attempt AS (
     UPDATE billing.charge_attempts a SET
         finished_at = clock_timestamp(), lease_until = least(a.lease_until, clock_timestamp()), result = @result, http_status = sqlc.narg(http_status), request_id = nullif(@request_id::text, ''),
         replayed = @replayed, error_type = nullif(@error_type::text, ''), error_code = nullif(@error_code::text, ''),
         decline_code = nullif(@decline_code::text, ''), object_id = nullif(@object_id::text, ''), detail = nullif(@detail::text, ''),
         -- A look-up may have resolved this attempt while its answer was on its way: an unknown does not undo that.
-        resolved_at = CASE WHEN @resolution::text = '' THEN a.resolved_at ELSE clock_timestamp() END,
-        resolution = CASE WHEN @resolution::text = '' THEN a.resolution ELSE @resolution::text END
-    WHERE a.id = @attempt_id
-    RETURNING a.intent_id, a.key_generation, a.claim_number
+        resolved_at = CASE WHEN @resolution::text = '' OR (@resolution::text = 'moved' AND NOT holder.holds) THEN a.resolved_at
+            ELSE clock_timestamp() END,
+        resolution = CASE WHEN @resolution::text = '' OR (@resolution::text = 'moved' AND NOT holder.holds) THEN a.resolution
+            ELSE @resolution::text END
+    FROM holder
+    WHERE a.id = @attempt_id AND a.intent_id = holder.id AND a.claim_number = @claim_number
+    RETURNING a.intent_id, a.key_generation, a.claim_number, holder.holds
 ), others AS (
     UPDATE billing.charge_attempts a SET resolved_at = clock_timestamp(), resolution = @others_resolution::text
     FROM attempt
     WHERE @others_resolution::text <> '' AND a.intent_id = attempt.intent_id AND a.key_generation = attempt.key_generation
       AND a.id <> @attempt_id AND a.operation = 'create' AND a.resolved_at IS NULL
-      -- A success is the one charge of this key. A decline that lost its claim says nothing about a newer send on its way.
-      AND (@others_resolution::text = 'moved' OR EXISTS (
-          SELECT 1 FROM billing.intents i
-          WHERE i.id = attempt.intent_id AND i.claim_number = attempt.claim_number AND i.status = 'charging'))
+      -- A call that lost its claim says nothing about a newer send on its way.
+      AND attempt.holds
     RETURNING a.id
 ), request AS (
     UPDATE billing.charge_requests q SET
@@ -310,7 +327,7 @@ WITH attempt AS (
         lease_until = CASE WHEN @status::text = 'charging' THEN clock_timestamp() ELSE NULL END,
         updated_at = now()
     FROM attempt, (SELECT count(*) FROM others) o, (SELECT count(*) FROM request) q
-    WHERE i.id = attempt.intent_id AND i.claim_number = attempt.claim_number AND i.status = 'charging'
+    WHERE i.id = attempt.intent_id AND attempt.holds AND i.claim_number = attempt.claim_number AND i.status = 'charging'
     RETURNING i.id, i.run_id, i.amount_cents
 ), run AS (
     UPDATE billing.runs r SET allocated_cents = r.allocated_cents - finished.amount_cents, updated_at = now()
@@ -321,7 +338,7 @@ SELECT (SELECT count(*) FROM finished) > 0 AS held, (SELECT count(*) FROM run) A
 
 -- name: IntentLockForLateSuccess :one
 SELECT i.id, i.status, i.run_id, i.amount_cents, i.reserved_cents, i.charge_id, i.key_generation
-FROM billing.intents i WHERE i.id = @id
+FROM billing.intents i WHERE i.id = @id AND i.idempotency_key = @intent_key
 FOR UPDATE OF i;
 
 -- name: IntentFinishLate :execrows
@@ -386,7 +403,8 @@ RETURNING id, expires_at;
 
 -- name: VaultKeyComplete :execrows
 UPDATE billing.vault_keys SET state = 'active', provider_key_id = nullif(@provider_key_id::text, ''), ciphertext = @ciphertext,
-    encryption_key_id = @encryption_key_id, issued_at = clock_timestamp()
+    encryption_key_id = @encryption_key_id, issued_at = clock_timestamp(),
+    expires_at = least(expires_at, sqlc.narg(granted_until)::timestamptz)
 WHERE id = @id AND state = 'issuing';
 
 -- name: VaultKeyEnd :execrows
@@ -416,3 +434,6 @@ SELECT count(DISTINCT intent_id) AS intents,
        coalesce(extract(epoch FROM clock_timestamp() - min(started_at)), 0)::double precision AS oldest_seconds
 FROM billing.charge_attempts
 WHERE operation = 'create' AND resolved_at IS NULL AND (finished_at IS NOT NULL OR lease_until < clock_timestamp());
+
+-- name: DatabaseNow :one
+SELECT clock_timestamp()::timestamptz AS database_now;

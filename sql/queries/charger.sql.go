@@ -78,6 +78,17 @@ func (q *Queries) ChargingSwitchSet(ctx context.Context, db DBTX, arg ChargingSw
 	return err
 }
 
+const databaseNow = `-- name: DatabaseNow :one
+SELECT clock_timestamp()::timestamptz AS database_now
+`
+
+func (q *Queries) DatabaseNow(ctx context.Context, db DBTX) (time.Time, error) {
+	row := db.QueryRow(ctx, databaseNow)
+	var database_now time.Time
+	err := row.Scan(&database_now)
+	return database_now, err
+}
+
 const doubtSummary = `-- name: DoubtSummary :one
 SELECT count(DISTINCT intent_id) AS intents,
        coalesce(extract(epoch FROM clock_timestamp() - min(started_at)), 0)::double precision AS oldest_seconds
@@ -258,30 +269,36 @@ func (q *Queries) IntentCountStuck(ctx context.Context, db DBTX) ([]IntentCountS
 const intentDispatchMany = `-- name: IntentDispatchMany :execrows
 UPDATE billing.intents i SET
     run_id = $1,
-    reserved_cents = i.amount_cents,
+    reserved_cents = t.amount_cents,
     guards_customer = $2,
     river_job_id = t.job_id,
     status_reason = 'queued',
     updated_at = now()
-FROM ROWS FROM (unnest($3::bigint[]), unnest($4::bigint[])) AS t(id, job_id)
+FROM ROWS FROM (unnest($3::bigint[]), unnest($5::bigint[]), unnest($6::bigint[])) AS t(id, job_id, amount_cents)
 WHERE i.id = t.id AND i.id = ANY($3::bigint[]) AND i.status = 'pending' AND i.river_job_id IS NULL
+  AND i.amount_cents = t.amount_cents AND i.currency = $4
 `
 
 type IntentDispatchManyParams struct {
 	RunID          *int64
 	GuardsCustomer bool
 	Ids            []int64
+	Currency       string
 	JobIds         []int64
+	AmountsCents   []int64
 }
 
 // Reserves where nothing is reserved yet; the caller has added just that sum to the run, in this transaction.
+// An intent whose terms were corrected after they were read is left out, and the caller rolls back.
 // The ids once more: without them a table that was never analysed is read whole.
 func (q *Queries) IntentDispatchMany(ctx context.Context, db DBTX, arg IntentDispatchManyParams) (int64, error) {
 	result, err := db.Exec(ctx, intentDispatchMany,
 		arg.RunID,
 		arg.GuardsCustomer,
 		arg.Ids,
+		arg.Currency,
 		arg.JobIds,
+		arg.AmountsCents,
 	)
 	if err != nil {
 		return 0, err
@@ -290,61 +307,69 @@ func (q *Queries) IntentDispatchMany(ctx context.Context, db DBTX, arg IntentDis
 }
 
 const intentFinish = `-- name: IntentFinish :one
-WITH attempt AS (
+WITH holder AS (
+    SELECT i.id, (i.claim_number = $1 AND i.status = 'charging') AS holds
+    FROM billing.intents i WHERE i.id = $2 AND i.idempotency_key = $3
+    FOR NO KEY UPDATE
+), attempt AS (
     UPDATE billing.charge_attempts a SET
-        finished_at = clock_timestamp(), lease_until = least(a.lease_until, clock_timestamp()), result = $1, http_status = $2, request_id = nullif($3::text, ''),
-        replayed = $4, error_type = nullif($5::text, ''), error_code = nullif($6::text, ''),
-        decline_code = nullif($7::text, ''), object_id = nullif($8::text, ''), detail = nullif($9::text, ''),
+        finished_at = clock_timestamp(), lease_until = least(a.lease_until, clock_timestamp()), result = $4, http_status = $5, request_id = nullif($6::text, ''),
+        replayed = $7, error_type = nullif($8::text, ''), error_code = nullif($9::text, ''),
+        decline_code = nullif($10::text, ''), object_id = nullif($11::text, ''), detail = nullif($12::text, ''),
         -- A look-up may have resolved this attempt while its answer was on its way: an unknown does not undo that.
-        resolved_at = CASE WHEN $10::text = '' THEN a.resolved_at ELSE clock_timestamp() END,
-        resolution = CASE WHEN $10::text = '' THEN a.resolution ELSE $10::text END
-    WHERE a.id = $11
-    RETURNING a.intent_id, a.key_generation, a.claim_number
+        resolved_at = CASE WHEN $13::text = '' OR ($13::text = 'moved' AND NOT holder.holds) THEN a.resolved_at
+            ELSE clock_timestamp() END,
+        resolution = CASE WHEN $13::text = '' OR ($13::text = 'moved' AND NOT holder.holds) THEN a.resolution
+            ELSE $13::text END
+    FROM holder
+    WHERE a.id = $14 AND a.intent_id = holder.id AND a.claim_number = $1
+    RETURNING a.intent_id, a.key_generation, a.claim_number, holder.holds
 ), others AS (
-    UPDATE billing.charge_attempts a SET resolved_at = clock_timestamp(), resolution = $12::text
+    UPDATE billing.charge_attempts a SET resolved_at = clock_timestamp(), resolution = $15::text
     FROM attempt
-    WHERE $12::text <> '' AND a.intent_id = attempt.intent_id AND a.key_generation = attempt.key_generation
-      AND a.id <> $11 AND a.operation = 'create' AND a.resolved_at IS NULL
-      -- A success is the one charge of this key. A decline that lost its claim says nothing about a newer send on its way.
-      AND ($12::text = 'moved' OR EXISTS (
-          SELECT 1 FROM billing.intents i
-          WHERE i.id = attempt.intent_id AND i.claim_number = attempt.claim_number AND i.status = 'charging'))
+    WHERE $15::text <> '' AND a.intent_id = attempt.intent_id AND a.key_generation = attempt.key_generation
+      AND a.id <> $14 AND a.operation = 'create' AND a.resolved_at IS NULL
+      -- A call that lost its claim says nothing about a newer send on its way.
+      AND attempt.holds
     RETURNING a.id
 ), request AS (
     UPDATE billing.charge_requests q SET
-        object_id = coalesce(q.object_id, nullif($8::text, '')),
-        saw_server_error = q.saw_server_error OR $13::boolean,
-        object_canceled_at = CASE WHEN $14::boolean THEN clock_timestamp() ELSE q.object_canceled_at END,
-        decline_code = coalesce(nullif($7::text, ''), q.decline_code),
-        advice_code = coalesce(nullif($15::text, ''), q.advice_code)
+        object_id = coalesce(q.object_id, nullif($11::text, '')),
+        saw_server_error = q.saw_server_error OR $16::boolean,
+        object_canceled_at = CASE WHEN $17::boolean THEN clock_timestamp() ELSE q.object_canceled_at END,
+        decline_code = coalesce(nullif($10::text, ''), q.decline_code),
+        advice_code = coalesce(nullif($18::text, ''), q.advice_code)
     FROM attempt
     WHERE q.intent_id = attempt.intent_id AND q.key_generation = attempt.key_generation
-      AND ($8::text <> '' OR $13::boolean OR $14::boolean OR $7::text <> '')
+      AND ($11::text <> '' OR $16::boolean OR $17::boolean OR $10::text <> '')
     RETURNING q.intent_id
 ), finished AS (
     UPDATE billing.intents i SET
-        status = $16,
-        status_reason = $17,
-        status_detail = nullif($9::text, ''),
-        charge_id = coalesce(nullif($18::text, ''), i.charge_id),
-        payment_intent_id = coalesce(nullif($19::text, ''), i.payment_intent_id),
-        reserved_cents = CASE WHEN $20::boolean THEN NULL ELSE i.reserved_cents END,
-        river_job_id = CASE WHEN $21::boolean THEN NULL ELSE i.river_job_id END,
+        status = $19,
+        status_reason = $20,
+        status_detail = nullif($12::text, ''),
+        charge_id = coalesce(nullif($21::text, ''), i.charge_id),
+        payment_intent_id = coalesce(nullif($22::text, ''), i.payment_intent_id),
+        reserved_cents = CASE WHEN $23::boolean THEN NULL ELSE i.reserved_cents END,
+        river_job_id = CASE WHEN $24::boolean THEN NULL ELSE i.river_job_id END,
         redispatches = 0,
-        lease_until = CASE WHEN $16::text = 'charging' THEN clock_timestamp() ELSE NULL END,
+        lease_until = CASE WHEN $19::text = 'charging' THEN clock_timestamp() ELSE NULL END,
         updated_at = now()
     FROM attempt, (SELECT count(*) FROM others) o, (SELECT count(*) FROM request) q
-    WHERE i.id = attempt.intent_id AND i.claim_number = attempt.claim_number AND i.status = 'charging'
+    WHERE i.id = attempt.intent_id AND attempt.holds AND i.claim_number = attempt.claim_number AND i.status = 'charging'
     RETURNING i.id, i.run_id, i.amount_cents
 ), run AS (
     UPDATE billing.runs r SET allocated_cents = r.allocated_cents - finished.amount_cents, updated_at = now()
-    FROM finished WHERE r.id = finished.run_id AND $20::boolean
+    FROM finished WHERE r.id = finished.run_id AND $23::boolean
     RETURNING r.id
 )
 SELECT (SELECT count(*) FROM finished) > 0 AS held, (SELECT count(*) FROM run) AS runs_touched
 `
 
 type IntentFinishParams struct {
+	ClaimNumber      int32
+	IntentID         int64
+	IntentKey        string
 	Result           *string
 	HttpStatus       *int32
 	RequestID        string
@@ -373,10 +398,14 @@ type IntentFinishRow struct {
 	RunsTouched int64
 }
 
-// The end of a call. The attempt's result is written whether or not the claim still holds; the intent moves only under it.
-// held tells whether it did.
+// The end of a call. The attempt's result is written whether or not the claim still holds; the intent moves only under it,
+// and held tells whether it did. The row is locked first, so that both parts see the same answer to that. A success that lost
+// its claim stays unresolved here: IntentFinishLate records and resolves it in one transaction.
 func (q *Queries) IntentFinish(ctx context.Context, db DBTX, arg IntentFinishParams) (IntentFinishRow, error) {
 	row := db.QueryRow(ctx, intentFinish,
+		arg.ClaimNumber,
+		arg.IntentID,
+		arg.IntentKey,
 		arg.Result,
 		arg.HttpStatus,
 		arg.RequestID,
@@ -462,6 +491,7 @@ SELECT i.id, i.namespace, i.customer_id, i.billing_period, i.idempotency_key AS 
        coalesce(q.first_sent_at, clock_timestamp())::timestamptz AS first_sent_at,
        coalesce(extract(epoch FROM clock_timestamp() - q.first_sent_at), 0)::double precision AS seconds_since_first_send,
        a.unresolved, a.creates, a.look_ups,
+       coalesce(a.doubt_across_window, false)::boolean AS doubt_across_window,
        coalesce(a.saw_idempotency_error, false)::boolean AS saw_idempotency_error,
        coalesce(a.saw_mismatch, false)::boolean AS saw_mismatch,
        coalesce(a.seconds_since_last_create, 0)::double precision AS seconds_since_last_create,
@@ -478,6 +508,11 @@ LEFT JOIN billing.charge_requests q ON q.intent_id = i.id AND q.key_generation =
 CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE c.operation = 'create' AND c.resolved_at IS NULL) AS unresolved,
            count(*) FILTER (WHERE c.operation = 'create') AS creates,
+           -- The known object was made after the key's window had passed, and an earlier send without one is still in doubt:
+           -- what becomes of the object says nothing about that send.
+           (count(*) FILTER (WHERE c.operation = 'create' AND c.resolved_at IS NULL AND c.object_id IS DISTINCT FROM q.object_id) > 0
+            AND min(c.started_at) FILTER (WHERE c.operation = 'create' AND c.object_id = q.object_id)
+                >= q.first_sent_at + ($1::double precision) * interval '1 second') AS doubt_across_window,
            count(*) FILTER (WHERE c.operation = 'look_up' AND c.result IS NOT NULL) AS look_ups,
            bool_or(c.operation = 'create' AND c.result = 'idempotency_error') AS saw_idempotency_error,
            bool_or(c.operation = 'create' AND c.result = 'mismatch') AS saw_mismatch,
@@ -492,8 +527,13 @@ CROSS JOIN LATERAL (
            extract(epoch FROM clock_timestamp() - min(c.started_at) FILTER (WHERE c.operation = 'create' AND c.resolved_at IS NULL)) AS seconds_since_doubt,
            bool_or(c.finished_at IS NULL AND c.lease_until > clock_timestamp()) AS other_lease_alive
     FROM billing.charge_attempts c WHERE c.intent_id = i.id AND c.key_generation = i.key_generation) a
-WHERE i.id = $1
+WHERE i.id = $2
 `
+
+type IntentForWorkParams struct {
+	WindowSeconds float64
+	ID            int64
+}
 
 type IntentForWorkRow struct {
 	ID                     int64
@@ -542,6 +582,7 @@ type IntentForWorkRow struct {
 	Unresolved             int64
 	Creates                int64
 	LookUps                int64
+	DoubtAcrossWindow      bool
 	SawIdempotencyError    bool
 	SawMismatch            bool
 	SecondsSinceLastCreate float64
@@ -555,8 +596,8 @@ type IntentForWorkRow struct {
 }
 
 // Everything that decides an intent's next step, read at once.
-func (q *Queries) IntentForWork(ctx context.Context, db DBTX, id int64) (IntentForWorkRow, error) {
-	row := db.QueryRow(ctx, intentForWork, id)
+func (q *Queries) IntentForWork(ctx context.Context, db DBTX, arg IntentForWorkParams) (IntentForWorkRow, error) {
+	row := db.QueryRow(ctx, intentForWork, arg.WindowSeconds, arg.ID)
 	var i IntentForWorkRow
 	err := row.Scan(
 		&i.ID,
@@ -605,6 +646,7 @@ func (q *Queries) IntentForWork(ctx context.Context, db DBTX, id int64) (IntentF
 		&i.Unresolved,
 		&i.Creates,
 		&i.LookUps,
+		&i.DoubtAcrossWindow,
 		&i.SawIdempotencyError,
 		&i.SawMismatch,
 		&i.SecondsSinceLastCreate,
@@ -688,9 +730,9 @@ SELECT i.id, i.customer_id, i.stripe_customer_id, i.idempotency_key, i.amount_ce
                  AND o.guards_customer AND o.id <> i.id) AS customer_taken
 FROM billing.intents i
 WHERE i.namespace = $1 AND i.billing_period = $2 AND i.currency = $3
-  AND i.status = 'pending' AND i.river_job_id IS NULL AND i.status_reason = $4
+  AND i.status = 'pending' AND i.river_job_id IS NULL AND i.status_reason = $4 AND i.amount_cents <= $5
 ORDER BY i.id
-LIMIT $5
+LIMIT $6
 `
 
 type IntentListWaitingParams struct {
@@ -698,6 +740,7 @@ type IntentListWaitingParams struct {
 	BillingPeriod string
 	Currency      string
 	StatusReason  string
+	MaxCents      int64
 	MaxRows       int32
 }
 
@@ -722,6 +765,7 @@ func (q *Queries) IntentListWaiting(ctx context.Context, db DBTX, arg IntentList
 		arg.BillingPeriod,
 		arg.Currency,
 		arg.StatusReason,
+		arg.MaxCents,
 		arg.MaxRows,
 	)
 	if err != nil {
@@ -756,9 +800,14 @@ func (q *Queries) IntentListWaiting(ctx context.Context, db DBTX, arg IntentList
 
 const intentLockForLateSuccess = `-- name: IntentLockForLateSuccess :one
 SELECT i.id, i.status, i.run_id, i.amount_cents, i.reserved_cents, i.charge_id, i.key_generation
-FROM billing.intents i WHERE i.id = $1
+FROM billing.intents i WHERE i.id = $1 AND i.idempotency_key = $2
 FOR UPDATE OF i
 `
+
+type IntentLockForLateSuccessParams struct {
+	ID        int64
+	IntentKey string
+}
 
 type IntentLockForLateSuccessRow struct {
 	ID            int64
@@ -770,8 +819,8 @@ type IntentLockForLateSuccessRow struct {
 	KeyGeneration int32
 }
 
-func (q *Queries) IntentLockForLateSuccess(ctx context.Context, db DBTX, id int64) (IntentLockForLateSuccessRow, error) {
-	row := db.QueryRow(ctx, intentLockForLateSuccess, id)
+func (q *Queries) IntentLockForLateSuccess(ctx context.Context, db DBTX, arg IntentLockForLateSuccessParams) (IntentLockForLateSuccessRow, error) {
+	row := db.QueryRow(ctx, intentLockForLateSuccess, arg.ID, arg.IntentKey)
 	var i IntentLockForLateSuccessRow
 	err := row.Scan(
 		&i.ID,
@@ -838,19 +887,25 @@ func (q *Queries) IntentParkJobless(ctx context.Context, db DBTX, arg IntentPark
 }
 
 const intentRedispatch = `-- name: IntentRedispatch :execrows
-UPDATE billing.intents SET river_job_id = $1, redispatches = redispatches + 1, updated_at = now()
-WHERE id = $2 AND status IN ('pending', 'charging') AND river_job_id IS NOT DISTINCT FROM $3::bigint
+UPDATE billing.intents SET river_job_id = $1, redispatches = redispatches + $2::integer, updated_at = now()
+WHERE id = $3 AND status IN ('pending', 'charging') AND river_job_id IS NOT DISTINCT FROM $4::bigint
   AND (lease_until IS NULL OR lease_until < clock_timestamp())
 `
 
 type IntentRedispatchParams struct {
 	NewJobID *int64
+	Counted  int32
 	ID       int64
 	OldJobID *int64
 }
 
 func (q *Queries) IntentRedispatch(ctx context.Context, db DBTX, arg IntentRedispatchParams) (int64, error) {
-	result, err := db.Exec(ctx, intentRedispatch, arg.NewJobID, arg.ID, arg.OldJobID)
+	result, err := db.Exec(ctx, intentRedispatch,
+		arg.NewJobID,
+		arg.Counted,
+		arg.ID,
+		arg.OldJobID,
+	)
 	if err != nil {
 		return 0, err
 	}
@@ -1297,8 +1352,11 @@ func (q *Queries) RunOpen(ctx context.Context, db DBTX, arg RunOpenParams) (int6
 }
 
 const runPause = `-- name: RunPause :execrows
-UPDATE billing.runs SET status = 'paused', status_reason = $1, status_detail = $2, updated_at = now()
-WHERE id = $3 AND status = 'open' AND ($4::integer IS NULL OR resume_count = $4::integer)
+UPDATE billing.runs r SET status = 'paused', status_reason = $1, status_detail = $2, updated_at = now()
+WHERE r.id = $3 AND r.status = 'open'
+  AND ($4::integer IS NULL OR r.resume_count = $4::integer)
+  AND ($5::bigint IS NULL OR EXISTS (
+      SELECT 1 FROM billing.vault_keys k WHERE k.id = $5::bigint AND k.state = 'active'))
 `
 
 type RunPauseParams struct {
@@ -1306,15 +1364,17 @@ type RunPauseParams struct {
 	StatusDetail string
 	ID           int64
 	ResumeCount  *int32
+	VaultKeyID   *int64
 }
 
-// A late denial pauses only the run as its claim saw it: same resume count, still open.
+// A late denial pauses only the run as its claim saw it: still open, same resume count, and its vault key still the run's.
 func (q *Queries) RunPause(ctx context.Context, db DBTX, arg RunPauseParams) (int64, error) {
 	result, err := db.Exec(ctx, runPause,
 		arg.StatusReason,
 		arg.StatusDetail,
 		arg.ID,
 		arg.ResumeCount,
+		arg.VaultKeyID,
 	)
 	if err != nil {
 		return 0, err
@@ -1658,14 +1718,16 @@ func (q *Queries) VaultKeyBegin(ctx context.Context, db DBTX, arg VaultKeyBeginP
 
 const vaultKeyComplete = `-- name: VaultKeyComplete :execrows
 UPDATE billing.vault_keys SET state = 'active', provider_key_id = nullif($1::text, ''), ciphertext = $2,
-    encryption_key_id = $3, issued_at = clock_timestamp()
-WHERE id = $4 AND state = 'issuing'
+    encryption_key_id = $3, issued_at = clock_timestamp(),
+    expires_at = least(expires_at, $4::timestamptz)
+WHERE id = $5 AND state = 'issuing'
 `
 
 type VaultKeyCompleteParams struct {
 	ProviderKeyID   string
 	Ciphertext      []byte
 	EncryptionKeyID *string
+	GrantedUntil    *time.Time
 	ID              int64
 }
 
@@ -1674,6 +1736,7 @@ func (q *Queries) VaultKeyComplete(ctx context.Context, db DBTX, arg VaultKeyCom
 		arg.ProviderKeyID,
 		arg.Ciphertext,
 		arg.EncryptionKeyID,
+		arg.GrantedUntil,
 		arg.ID,
 	)
 	if err != nil {

@@ -1,0 +1,175 @@
+package charger
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"chargeonce/charger/stripecharge"
+	"chargeonce/charger/stripecharge/stripetest"
+	"chargeonce/schema"
+)
+
+// A worker is paused past its lease after Stripe charged, and its job is cancelled in River UI, so that the intent is parked in
+// doubt. It wakes up with the success and cannot record it: the row is locked for longer than a finish tries. The doubt must
+// still stand then, else a person could void the intent over a charge.
+func TestM13LateSuccessThatCannotBeRecordedStaysInDoubt(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	id := b.intend(t, 1000, "usd", "cus_1")[0]
+	b.open(t, "100.00", "usd")
+	h := byHand(t, b, id)
+	stale := h.claims(t, id, stripecharge.OpCreate)
+	answer := stale.access.client.Create(t.Context(), stale.request, stale.sendBefore)
+	require.Equal(t, stripecharge.ClassSucceeded, answer.Class)
+	// Its lease ends, and a person cancels the job.
+	b.exec(t, `UPDATE billing.intents SET lease_until = now() - interval '1 minute' WHERE id = $1`, id)
+	b.exec(t, `UPDATE billing.charge_attempts SET lease_until = now() - interval '1 minute' WHERE intent_id = $1`, id)
+	b.exec(t, `UPDATE river.river_job SET state = 'cancelled', finalized_at = now()`)
+	require.NoError(t, h.sweepRun(t.Context(), b.run(t).ID))
+	require.Equal(t, "parked", b.intent(t, id).Status)
+	require.Equal(t, 1, b.intent(t, id).Unresolved)
+	// Somebody holds the row for longer than the finish tries.
+	tx, err := b.owner.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `SELECT 1 FROM billing.intents WHERE id = $1 FOR UPDATE`, id)
+	require.NoError(t, err)
+	err = h.finish(t.Context(), stale, answer, endingOf(stale, answer, stripecharge.Found{}))
+	require.Error(t, err, "the finish gave up")
+	require.NoError(t, tx.Rollback(t.Context()))
+	// From here on nobody comes again: the intent is parked.
+	c, err := New(b.config(t))
+	require.NoError(t, err)
+	require.NoError(t, c.dispatchAll(t.Context(), true, true))
+	require.Len(t, b.stripe.Charges(), 1, "money moved")
+	if in := b.intent(t, id); in.Status != "charged" {
+		_, err = b.owner.Exec(t.Context(), `UPDATE billing.intents SET status = 'voided', status_reason = 'by_operator', reserved_cents = NULL, lease_until = NULL WHERE id = $1`, id)
+		require.Error(t, err, "%s/%s with %d unresolved, %v: voided over a charge", in.Status, in.Reason, in.Unresolved, in.Results)
+	}
+}
+
+// A proxy answers a cancel with somebody else's cancelled payment intent, while ours is still open.
+func TestM06CancelAnsweredWithAnotherObjectIsNoDecline(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	id := b.intend(t, 1000, "usd", "cus_1_decline_do_not_honor")[0]
+	b.open(t, "100.00", "usd")
+	h := byHand(t, b, id)
+	create := h.claims(t, id, stripecharge.OpCreate)
+	answer, found := h.send(t.Context(), create)
+	h.ends(t, create, answer, found)
+	require.Equal(t, "cancelling", b.intent(t, id).Reason)
+	require.NoError(t, b.stripe.AddFaults(stripetest.Fault{
+		Do: stripetest.Answer, Status: 200, Match: stripetest.Match{Method: "POST"},
+		Body: `{"id":"pi_of_somebody_else","object":"payment_intent","status":"canceled","amount":5,"currency":"eur","customer":"cus_other","metadata":{}}`,
+	}))
+	cancel := h.claims(t, id, stripecharge.OpCancel)
+	answer, found = h.send(t.Context(), cancel)
+	h.ends(t, cancel, answer, found)
+	var canceled int
+	for _, effect := range b.stripe.Ledger() {
+		if effect.Kind == stripetest.IntentCanceled {
+			canceled++
+		}
+	}
+	require.Zero(t, canceled, "Stripe never cancelled anything")
+	in := b.intent(t, id)
+	require.Equal(t, "charging", in.Status, "%s, reserved %v, %v", in.Reason, in.Reserved, in.Results)
+}
+
+// An object that was made after the key's window says nothing about an earlier send, by whatever way it is refused.
+func TestM07ProcessingThatFailsAfterTheWindowDoesNotResolveTheFirstSend(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	id := b.intend(t, 1000, "usd", "cus_1_processing_fails")[0]
+	b.open(t, "100.00", "usd")
+	h := byHand(t, b, id)
+	first := h.claims(t, id, stripecharge.OpCreate)
+	h.ends(t, first, unknown(), stripecharge.Found{})
+	b.later(t, id, 25*time.Hour)
+	for _, op := range []stripecharge.Op{stripecharge.OpLookUp, stripecharge.OpCreate} {
+		c := h.claims(t, id, op)
+		answer, found := h.send(t.Context(), c)
+		h.ends(t, c, answer, found)
+	}
+	require.Equal(t, "processing", b.intent(t, id).Reason)
+	b.stripe.Advance(2 * time.Hour)
+	for _, op := range []stripecharge.Op{stripecharge.OpRead, stripecharge.OpCancel} {
+		c := h.claims(t, id, op)
+		answer, found := h.send(t.Context(), c)
+		h.ends(t, c, answer, found)
+	}
+	in := b.intent(t, id)
+	require.NotEqual(t, "card_declined", in.Status, "reserved %v, results %v", in.Reserved, in.Results)
+	require.Equal(t, "parked", in.Status)
+	require.Equal(t, string(schema.ReasonDoubtExpired), in.Reason)
+	require.NotNil(t, in.Reserved)
+	require.GreaterOrEqual(t, in.Unresolved, 1, "the first send stays in doubt")
+}
+
+// The look-up of a retried intent also finds the first generation's cancelled payment intent.
+func TestM08LookUpOfASecondGenerationAdoptsItsCharge(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	id := b.intend(t, 1000, "usd", "cus_1")[0]
+	b.exec(t, `UPDATE billing.intents SET payment_method = 'pm_1_decline_do_not_honor' WHERE id = $1`, id)
+	b.open(t, "100.00", "usd")
+	h := byHand(t, b, id)
+	for _, op := range []stripecharge.Op{stripecharge.OpCreate, stripecharge.OpCancel} {
+		c := h.claims(t, id, op)
+		answer, found := h.send(t.Context(), c)
+		h.ends(t, c, answer, found)
+	}
+	require.Equal(t, "card_declined", b.intent(t, id).Status)
+	// What `intents retry` does: the next generation, with a good card.
+	b.exec(t, `UPDATE billing.intents SET status = 'pending', status_reason = 'queued', key_generation = 2, river_job_id = NULL, lease_until = NULL, payment_method = 'pm_good' WHERE id = $1`, id)
+	h = byHand(t, b, id)
+	create := h.claims(t, id, stripecharge.OpCreate)
+	require.Equal(t, stripecharge.ClassSucceeded, create.access.client.Create(t.Context(), create.request, create.sendBefore).Class)
+	h.ends(t, create, unknown(), stripecharge.Found{})
+	lookUp := h.claims(t, id, stripecharge.OpLookUp)
+	answer, found := h.send(t.Context(), lookUp)
+	h.ends(t, lookUp, answer, found)
+	in := b.intent(t, id)
+	require.Equal(t, "charged", in.Status, "%+v", in)
+}
+
+// A person corrects the terms while the dispatcher holds what it has read.
+func TestM21ReservationIsWhatWasAllocated(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	id := b.intend(t, 1000, "usd", "cus_1")[0]
+	b.open(t, "10.00", "usd") // cap 11.00
+	c, err := New(b.config(t))
+	require.NoError(t, err)
+	tx, err := b.owner.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `UPDATE billing.intents SET amount_cents = 500000 WHERE id = $1`, id) // not committed yet
+	require.NoError(t, err)
+	dispatched := make(chan error, 1)
+	go func() { dispatched <- c.dispatchAll(t.Context(), false, false) }()
+	require.Eventually(t, func() bool { // it has read 1000, and waits for the row
+		var waiting int
+		err := b.owner.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE NOT granted`).Scan(&waiting)
+		return err == nil && waiting > 0
+	}, 20*time.Second, 10*time.Millisecond)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Error(t, <-dispatched, "it must read again")
+	var reserved, allocated, capCents int64
+	require.NoError(t, b.owner.QueryRow(t.Context(), `SELECT coalesce(sum(i.reserved_cents), 0)::bigint, r.allocated_cents, r.cap_cents
+		FROM billing.runs r LEFT JOIN billing.intents i ON i.run_id = r.id GROUP BY r.id`).Scan(&reserved, &allocated, &capCents))
+	require.Equal(t, allocated, reserved, "sum(reserved_cents) against allocated_cents; cap %d", capCents)
+	require.LessOrEqual(t, reserved, capCents)
+}
+
+// The key's window is counted on the database's clock and kept on Stripe's.
+func TestM09ClocksApartStopCreates(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	require.NoError(t, b.stripe.AddFaults(stripetest.Fault{Do: stripetest.DateSkew, Skew: stripetest.Duration(30 * time.Hour)}))
+	b.intend(t, 1000, "usd", customers(3)...)
+	b.open(t, "100.00", "usd")
+	start(t, b.config(t))
+	require.Eventually(t, func() bool { return b.run(t).StatusReason == "clock_skew" }, 5*time.Second, 20*time.Millisecond, "run open, %d charges", len(b.stripe.Charges()))
+}

@@ -1,0 +1,131 @@
+package charger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"chargeonce/charger/stripecharge/stripetest"
+	"chargeonce/charger/vaultkey"
+	"chargeonce/charger/vaultkey/vaultkeytest"
+	"chargeonce/schema"
+)
+
+// A key comes to its end in the middle of a run. Workers that took it before and waited for a token are refused with it: that
+// says nothing about the next one.
+func TestM15KeyRotationDoesNotPauseTheRun(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	ids := b.intend(t, 1000, "usd", customers(120)...)
+	b.open(t, "5000.00", "usd")
+	cfg, proxy := b.behindProxy(t, b.config(t), vaultkeytest.Config{Denial: "flat"})
+	cfg.RatePerSecond = 15
+	cfg.Keys.TTL = keyExpiryMargin + 4*time.Second // the first key is used for four seconds
+	start(t, cfg)
+	b.untilStatus(t, schema.StatusCharged, ids...)
+	require.Equal(t, "open", b.run(t).Status)
+	require.Zero(t, b.run(t).ResumeCount)
+	require.Greater(t, len(proxy.Keys()), 1, "the key was replaced in the middle")
+	b.once(t, 1000, ids...)
+}
+
+// Somebody revokes the key at the proxy. The run pauses, and a person's resume gets it another one.
+func TestRevokedKeyIsIssuedAnewAfterResume(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	first := b.intend(t, 1000, "usd", "cus_a")
+	b.open(t, "5000.00", "usd")
+	cfg, proxy := b.behindProxy(t, b.config(t), vaultkeytest.Config{Denial: "flat"})
+	start(t, cfg)
+	b.untilStatus(t, schema.StatusCharged, first...)
+	require.NoError(t, cfg.Keys.Issuer.Revoke(t.Context(), proxy.Keys()[0].ID))
+	second := b.intend(t, 1000, "usd", "cus_b")
+	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, 20*time.Second, 10*time.Millisecond)
+	_, err := b.runs(t).Resume(t.Context(), usdRun(), "test", "the key was revoked by mistake")
+	require.NoError(t, err)
+	b.untilStatus(t, schema.StatusCharged, second...)
+	require.Len(t, proxy.Keys(), 2)
+	b.once(t, 1000, append(first, second...)...)
+}
+
+// What is left is the cap less what was charged, for the second key too.
+func TestM24SecondKeyHasOnlyWhatIsLeftOfTheOperatorsCap(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	ids := b.intend(t, 6000, "usd", "cus_a")
+	_, _, err := b.runs(t).Open(t.Context(), OpenRun{
+		Namespace: testNamespace, BillingPeriod: testPeriod, Currency: "usd", ExpectedTotal: "100.00", Headroom: "0%", VaultUSDCap: "100.00", Actor: "test",
+	})
+	require.NoError(t, err)
+	cfg, proxy := b.behindProxy(t, b.config(t), vaultkeytest.Config{})
+	stop := start(t, cfg)
+	b.untilStatus(t, schema.StatusCharged, ids...)
+	stop()
+	b.exec(t, `UPDATE billing.vault_keys SET expires_at = now() + interval '1 minute'`) // comes to its end
+	more := b.intend(t, 3000, "usd", "cus_b")
+	again := cfg
+	again.ID, again.Registry = cfg.ID+"-2", nil
+	start(t, again)
+	b.untilStatus(t, schema.StatusCharged, more...)
+	keys := proxy.Keys()
+	require.Len(t, keys, 2)
+	require.LessOrEqual(t, keys[1].CapCents, int64(4000), "60.00 of 100.00 are charged")
+}
+
+// shortGrant is a proxy that grants less time than asked for.
+type shortGrant struct{ vaultkey.Issuer }
+
+func (s shortGrant) Issue(ctx context.Context, r vaultkey.Request) (vaultkey.Key, error) {
+	key, err := s.Issuer.Issue(ctx, r)
+	key.ExpiresAt = time.Now().Add(time.Minute)
+	return key, err
+}
+
+// A proxy may grant less time than was asked for.
+func TestShorterGrantedExpiryIsTheKeysExpiry(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	ids := b.intend(t, 1000, "usd", "cus_a")
+	b.open(t, "5000.00", "usd")
+	cfg, _ := b.behindProxy(t, b.config(t), vaultkeytest.Config{})
+	cfg.Keys.Issuer = shortGrant{cfg.Keys.Issuer}
+	start(t, cfg)
+	b.untilStatus(t, schema.StatusCharged, ids...)
+	var left float64
+	require.NoError(t, b.owner.QueryRow(t.Context(), `SELECT extract(epoch FROM expires_at - now())::float8 FROM billing.vault_keys`).Scan(&left))
+	require.Less(t, left, 61.0, "the key dies in a minute, the database trusts it for two days")
+}
+
+// slowVault answers nothing, late: a vault that hangs.
+type slowVault struct{ vaultkey.Issuer }
+
+func (s slowVault) Issue(ctx context.Context, _ vaultkey.Request) (vaultkey.Key, error) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(600 * time.Millisecond): // Keybrake's own is 15 s, against a call's 30 s; here the call's is 2 s
+	}
+	return vaultkey.Key{}, fmt.Errorf("hangs: %w", errors.Join(vaultkey.ErrUnavailable))
+}
+
+// The vault hangs for as long as it takes all workers several times to give up waiting. Nothing was sent, so nobody is parked.
+func TestHangingVaultParksNobody(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	ids := b.intend(t, 1000, "usd", customers(20)...)
+	b.open(t, "5000.00", "usd")
+	cfg, _ := b.behindProxy(t, b.config(t), vaultkeytest.Config{})
+	cfg.Keys.Issuer = slowVault{cfg.Keys.Issuer}
+	start(t, cfg)
+	require.Eventually(t, func() bool { // each intent was tried several times
+		var tried int
+		err := b.owner.QueryRow(t.Context(), `SELECT count(*) FROM river.river_job WHERE attempt >= 3 OR cardinality(errors) >= 3`).Scan(&tried)
+		return err == nil && tried >= len(ids)
+	}, 90*time.Second, 50*time.Millisecond)
+	for _, id := range ids {
+		require.Equal(t, "pending", b.intent(t, id).Status)
+	}
+}
