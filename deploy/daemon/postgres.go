@@ -72,6 +72,7 @@ func poolConfig(url Secret) (*pgxpool.Config, error) {
 func awaitDatabase(ctx context.Context, pool *pgxpool.Pool, role string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, connectWait, fmt.Errorf("no answer within %s", connectWait))
 	defer cancel()
+	began := time.Now()
 	tick := time.NewTicker(connectRetry)
 	defer tick.Stop()
 	var last error
@@ -88,7 +89,7 @@ func awaitDatabase(ctx context.Context, pool *pgxpool.Pool, role string) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("connect to Postgres: %w: %w", context.Cause(ctx), last)
+			return newOutage(ctx, began, last, pool.Config().ConnConfig.Config)
 		case <-tick.C:
 		}
 	}
@@ -96,6 +97,11 @@ func awaitDatabase(ctx context.Context, pool *pgxpool.Pool, role string) error {
 
 // connectionSetting tells refusals that waiting cannot mend; nil means try again.
 func connectionSetting(err error, cfg pgconn.Config, role string) *SettingError {
+	if noSuchHost(err) {
+		return &SettingError{
+			Setting: databaseSetting, Problem: fmt.Sprintf("leads to %s, and no such host is known", addresses(cfg)), Cure: "correct the host's name",
+		}
+	}
 	pg, ok := errors.AsType[*pgconn.PgError](err)
 	if !ok {
 		return nil
