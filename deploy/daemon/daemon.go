@@ -113,10 +113,21 @@ func exitCode(name string, stderr io.Writer, err error, signalled bool) int {
 	}
 }
 
-// say writes one line, whatever line breaks the error has.
+// say writes one line, whatever line breaks and indents the error has.
 func say(stderr io.Writer, name string, err error) {
-	text := strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
-	fmt.Fprintf(stderr, "%s: %s\n", name, text)
+	var text strings.Builder
+	for line := range strings.FieldsFuncSeq(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' }) {
+		line = strings.Join(strings.FieldsFunc(line, func(r rune) bool { return r == '\t' }), " ")
+		switch before := text.String(); {
+		case before == "":
+		case strings.HasSuffix(before, ":"): // a heading of what follows
+			text.WriteString(" ")
+		default:
+			text.WriteString("; ")
+		}
+		text.WriteString(line)
+	}
+	fmt.Fprintf(stderr, "%s: %s\n", name, text.String())
 }
 
 // untilSignal ends the context at the first signal and the process at the second.
