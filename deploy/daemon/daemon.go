@@ -31,10 +31,11 @@ const (
 // ErrFound makes the program exit with 1 and without a further line: it has already shown what it found wrong.
 var ErrFound = errors.New("found something wrong")
 
-// Main reads the settings, runs the program and exits: 0 fine (also after an orderly end on SIGTERM or SIGINT), 1 found
+// Main reads the settings, runs the program and exits: 0 fine (also after an orderly end on a signal), 1 found
 // something wrong or failed, 2 usage or settings. It never returns.
 //
-// ctx ends with the first SIGTERM or SIGINT; run then finishes what it must and returns. A second signal exits at once.
+// ctx ends with the first SIGTERM, SIGINT or, unless started under nohup, SIGHUP; run then finishes what it must and returns.
+// A second SIGTERM or SIGINT exits at once.
 // C is the program's settings as a struct with kong tags; if it has a method Validate() error, that is asked before run.
 // Fields of type Secret can also be given as a file, see Secret.
 func Main[C any](about About, run func(ctx context.Context, env Env, cfg *C) error) {
@@ -130,11 +131,15 @@ func say(stderr io.Writer, name string, err error) {
 	fmt.Fprintf(stderr, "%s: %s\n", name, text.String())
 }
 
-// untilSignal ends the context at the first signal and the process at the second.
+// untilSignal ends the context at the first signal and the process at the second. A terminal that closes sends SIGHUP twice,
+// by the shell and by the kernel, and takes the readers of our output with it: neither may cut the orderly end short.
 func untilSignal(parent context.Context, log *slog.Logger) (ctx context.Context, signalled func() bool, stop func()) {
 	ctx, cancel := context.WithCancel(parent)
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	if !signal.Ignored(syscall.SIGHUP) { // nohup
+		signal.Notify(signals, syscall.SIGHUP)
+	}
 	var seen atomic.Bool
 	go func() {
 		for {
@@ -144,6 +149,12 @@ func untilSignal(parent context.Context, log *slog.Logger) (ctx context.Context,
 			case s, open := <-signals:
 				if !open {
 					return
+				}
+				if s == syscall.SIGHUP {
+					signal.Ignore(syscall.SIGPIPE)
+					if seen.Load() {
+						continue
+					}
 				}
 				if sig, ok := s.(syscall.Signal); ok && seen.Swap(true) {
 					log.WarnContext(ctx, "second signal: exiting at once", slog.String("signal", sig.String()))
