@@ -45,6 +45,8 @@ type reader struct {
 	expected  int64 // next sequence number; -1 when unknown
 	previous  int64 // sequence number of the checkpoint that stands; -1 for none
 	singly    int64 // read one by one up to this sequence number; 0 when not
+	largest   int   // size of the largest event of late, in bytes
+	opened    time.Time
 
 	lastEnqueued atomic.Int64
 	done         atomic.Int64 // last sequence number committed
@@ -57,6 +59,7 @@ func (x *session) newReader(client *azeventhubs.ProcessorPartitionClient) *reade
 	r := &reader{
 		session: x, client: client, partition: client.PartitionID(),
 		expected: start.next, previous: start.checkpoint, singly: x.readSingly(client.PartitionID()),
+		opened: time.Now(),
 	}
 	r.lastEnqueued.Store(start.lastEnqueued)
 	r.done.Store(max(start.next-1, start.checkpoint))
@@ -96,15 +99,23 @@ var (
 	errLost     = errors.New("another reader owns the partition")
 	errFellBack = errors.New("the stored checkpoint fell back behind what this reader had committed: the database was restored or failed over")
 	errGap      = errors.New("events are missing in what was received: reading them one by one")
+	errSilent   = errors.New("events that the hub counts do not arrive: reading them one by one")
 )
 
 func (r *reader) run(reading, recording context.Context) error {
 	for reading.Err() == nil {
-		events, receiveErr := r.receive(reading)
-		if len(events) > 0 {
-			if err := r.take(recording, events); err != nil {
-				return err
-			}
+		lastEnqueued := r.lastEnqueued.Load()
+		// One short wait for everything could never recover a link whose re-opening takes longer. Events may come with an error.
+		events, receiveErr := r.receiveUpTo(reading, r.cfg.IdleWait, 1)
+		var err error
+		switch {
+		case len(events) > 0:
+			receiveErr, err = r.fillAndTake(reading, recording, events, receiveErr)
+		case receiveErr == nil && reading.Err() == nil:
+			err = r.afterSilence(recording, lastEnqueued)
+		}
+		if err != nil {
+			return err
 		}
 		if receiveErr != nil {
 			return r.explain(reading, receiveErr)
@@ -113,15 +124,52 @@ func (r *reader) run(reading, recording context.Context) error {
 	return context.Cause(reading)
 }
 
-// receive waits long for the first event, then shortly for as many more as there are. One short wait for everything could never
-// recover a link whose re-opening takes longer. Events may come together with an error.
-func (r *reader) receive(ctx context.Context) ([]*azeventhubs.ReceivedEventData, error) {
-	first, err := r.receiveUpTo(ctx, r.cfg.IdleWait, 1)
-	if err != nil || len(first) == 0 || r.singly > 0 || r.cfg.BatchSize == 1 {
-		return first, err
+// fillAndTake waits shortly for as many more events as there are and a batch may have, and records them.
+func (r *reader) fillAndTake(reading, recording context.Context, events []*azeventhubs.ReceivedEventData, receiveErr error) (error, error) {
+	select {
+	case r.batches <- struct{}{}:
+	case <-reading.Done():
+		return nil, context.Cause(reading)
 	}
-	more, err := r.receiveUpTo(ctx, r.cfg.Linger, r.cfg.BatchSize-1)
-	return append(first, more...), err
+	defer func() { <-r.batches }()
+	if receiveErr == nil && r.singly == 0 {
+		events, receiveErr = r.fill(reading, events)
+	}
+	return receiveErr, r.take(recording, events)
+}
+
+// Limits on what is held in memory.
+const (
+	// maxBatchesAtOnce bounds the batches in the hands of all readers, of ingest.MaxBatchBytes each.
+	maxBatchesAtOnce = 8
+	// aheadBytes is what a partition may be sent ahead, in bytes, as far as the size of its next events can be told from the last.
+	aheadBytes = 1 << 20
+	// eventOverheadBytes is what an event costs beside its body, in bytes, roughly.
+	eventOverheadBytes = 1024
+)
+
+// fill receives more events behind the first until the batch is full, by number or by bytes, or the linger is over. It asks for few
+// at a time: what was asked for is sent, and held in memory, whether it is taken or not.
+func (r *reader) fill(ctx context.Context, events []*azeventhubs.ReceivedEventData) ([]*azeventhubs.ReceivedEventData, error) {
+	until := time.Now().Add(r.cfg.Linger)
+	bytes, largest := 0, r.largest/2
+	for next := events; ; {
+		for _, e := range next {
+			size := len(delivery(r.positions, r.partition, e).Body)
+			bytes, largest = bytes+size, max(largest, size)
+		}
+		r.largest = largest
+		wait := time.Until(until)
+		n := min(r.cfg.Prefetch, r.cfg.BatchSize-len(events), max(1, aheadBytes/(largest+eventOverheadBytes)))
+		if n <= 0 || wait <= 0 || bytes+largest > ingest.MaxBatchBytes {
+			return events, nil
+		}
+		var err error
+		if next, err = r.receiveUpTo(ctx, wait, n); err != nil || len(next) == 0 {
+			return append(events, next...), err
+		}
+		events = append(events, next...)
+	}
 }
 
 func (r *reader) receiveUpTo(ctx context.Context, wait time.Duration, n int) ([]*azeventhubs.ReceivedEventData, error) {
@@ -132,6 +180,47 @@ func (r *reader) receiveUpTo(ctx context.Context, wait time.Duration, n int) ([]
 		return events, nil
 	}
 	return events, err
+}
+
+// afterSilence deals with events that the hub counted before a long wait that brought none. The SDK drops an event that it cannot
+// convert and tells nobody, and behind the last event of a partition no gap will ever show it. The partition is first opened anew, for
+// the link may have been dead; if it is silent again, the events are quarantined. They get no checkpoint, for which the SDK would
+// need their offset: until another event comes, a restart reads them again, as redeliveries.
+func (r *reader) afterSilence(ctx context.Context, lastEnqueued int64) error {
+	if r.expected < 0 || lastEnqueued < r.expected {
+		return nil
+	}
+	if _, err := r.partitionProperties(ctx, r.partition); err != nil {
+		return nil // it is the hub that does not answer, nothing is known of the events
+	}
+	if r.singly == 0 {
+		r.setReadSingly(r.partition, r.expected+1)
+		r.metrics.gaps.Inc()
+		return errSilent
+	}
+	missing, _ := r.missing(ctx, lastEnqueued+1) // known: they were read one by one
+	for batch := range ingest.Batches(missing) {
+		if _, err := r.recorder.Record(ctx, batch, nil); err != nil {
+			return fmt.Errorf("partition %s: %w", r.partition, err)
+		}
+	}
+	r.expected = lastEnqueued + 1
+	r.moved(lastEnqueued)
+	r.endSingly()
+	return nil
+}
+
+func (r *reader) moved(sequence int64) {
+	r.progress.Store(time.Now().UnixNano())
+	r.done.Store(sequence)
+	r.metrics.moved(r.partition, time.Now(), r.lag())
+}
+
+func (r *reader) endSingly() {
+	if r.singly > 0 && r.expected > r.singly {
+		r.singly = 0
+		r.setReadSingly(r.partition, 0)
+	}
 }
 
 // explain tells a lost partition from other errors, and a partition lost to a reader that the store does not know.
@@ -146,7 +235,7 @@ func (r *reader) explain(ctx context.Context, err error) error {
 	owner, ownerErr := queries.New().EventHubOwnershipGet(ctx, r.pool, queries.EventHubOwnershipGetParams{
 		EventHubNamespace: r.key.namespace, EventHub: r.key.hub, ConsumerGroup: r.key.group, PartitionID: r.partition,
 	})
-	if ownerErr == nil && owner == r.owner {
+	if ownerErr == nil && r.takenByStranger(r.partition, owner == r.owner, time.Since(r.opened)) {
 		r.metrics.strangers.Inc()
 		r.logger.WarnContext(ctx, "a partition was taken by a reader that does not use this database: give every deployment a consumer group of its own",
 			slog.String("partition", r.partition))
@@ -185,10 +274,7 @@ func (r *reader) take(ctx context.Context, events []*azeventhubs.ReceivedEventDa
 	if err := r.record(ctx, deliveries, last); err != nil {
 		return err
 	}
-	if r.singly > 0 && r.expected > r.singly {
-		r.singly = 0
-		r.setReadSingly(r.partition, 0)
-	}
+	r.endSingly()
 	return stop
 }
 
@@ -262,9 +348,7 @@ func (r *reader) record(ctx context.Context, deliveries []ingest.Delivery, last 
 		if err != nil {
 			return fmt.Errorf("partition %s: %w", r.partition, err)
 		}
-		r.progress.Store(time.Now().UnixNano())
-		r.done.Store(last.SequenceNumber)
-		r.metrics.moved(r.partition, time.Now(), r.lag())
+		r.moved(last.SequenceNumber)
 		switch {
 		case !at.Owned:
 			return errLost // what was recorded stays recorded; the new owner reads it again

@@ -108,7 +108,8 @@ func (s *Source) open(ctx context.Context, n int) (*session, error) {
 		// The SDK's default is Latest, which loses what was sent before the first start, and what is sent while an idle
 		// partition reconnects.
 		StartPositions: azeventhubs.StartPositions{Default: azeventhubs.StartPosition{Earliest: new(true)}},
-		Prefetch:       int32(s.cfg.Prefetch), //nolint:gosec // checked: at most maxPrefetch
+		// No buffer of a fixed number of events, whatever their size: the readers say how many they want.
+		Prefetch: -1,
 	})
 	if err != nil {
 		x.closeClient()

@@ -54,7 +54,7 @@ type Config struct {
 	ConsumerGroup    string        // default $default
 	BatchSize        int           // events per transaction, 1 to ingest.MaxBatchDeliveries; default 1,000
 	Linger           time.Duration // how long a batch waits for more events after its first; default 20 ms
-	Prefetch         int           // events of a partition held in memory ahead, 1 to 5,000; default 1,000
+	Prefetch         int           // events that a partition is asked for at a time, fewer when they are large; 1 to 5,000; default 100
 	UpdateInterval   time.Duration // how often ownerships are renewed and balanced; default 5 s
 	OwnershipExpiry  time.Duration // after how long without renewal others may take a partition; default 60 s
 	StoreTimeout     time.Duration // of one call to the checkpoint store; default 3 s
@@ -83,11 +83,13 @@ type Source struct {
 	logger    *slog.Logger
 	instance  string
 	conn      string
-	positions string // first part of every position
+	positions string        // first part of every position
+	batches   chan struct{} // holds one for each batch in hand
 
 	mu      sync.Mutex
 	current *session         // nil while none runs
 	gaps    map[string]int64 // by partition: read one by one up to this sequence number
+	taken   map[string]int   // by partition: times in a row that it was taken while the store says that it is ours
 }
 
 // hubKey names a hub and consumer group in the store: lower case, for Event Hubs does not mind the case and the store would.
@@ -119,7 +121,8 @@ func New(cfg Config, recorder *ingest.Recorder, pool *pgxpool.Pool, metrics *Met
 		// Random, for two pods may share a host's name, and a restarted one must not pass for its predecessor.
 		instance:  host + "-" + strings.ToLower(rand.Text()[:8]),
 		conn:      cfg.ConnectionString,
-		positions: target.key.hub, gaps: map[string]int64{},
+		positions: target.key.hub, batches: make(chan struct{}, maxBatchesAtOnce),
+		gaps: map[string]int64{}, taken: map[string]int{},
 	}, nil
 }
 
@@ -127,7 +130,7 @@ func (c Config) withDefaults() Config {
 	c.ConsumerGroup = strings.ToLower(cmp.Or(c.ConsumerGroup, azeventhubs.DefaultConsumerGroup))
 	c.BatchSize = cmp.Or(c.BatchSize, ingest.MaxBatchDeliveries)
 	c.Linger = cmp.Or(c.Linger, 20*time.Millisecond)
-	c.Prefetch = cmp.Or(c.Prefetch, 1000)
+	c.Prefetch = cmp.Or(c.Prefetch, 100)
 	c.UpdateInterval = cmp.Or(c.UpdateInterval, 5*time.Second)
 	c.OwnershipExpiry = cmp.Or(c.OwnershipExpiry, time.Minute)
 	c.StoreTimeout = cmp.Or(c.StoreTimeout, 3*time.Second)
@@ -238,6 +241,22 @@ func (s *Source) setReadSingly(partition string, until int64) {
 		return
 	}
 	s.gaps[partition] = until
+}
+
+// takenByStranger tells whether a partition that was lost went to a reader that the store does not know. Once proves nothing: when
+// partitions change hands, an attach of the owner before may arrive late. A stranger comes again.
+func (s *Source) takenByStranger(partition string, isOurs bool, held time.Duration) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !isOurs {
+		delete(s.taken, partition)
+		return false
+	}
+	if held > s.cfg.OwnershipExpiry {
+		s.taken[partition] = 0
+	}
+	s.taken[partition]++
+	return s.taken[partition] > 1
 }
 
 // sleep returns false when ctx ended first.

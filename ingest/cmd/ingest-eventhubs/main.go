@@ -99,7 +99,7 @@ type config struct {
 	MaxBodyBytes          int            `help:"Largest event body, in bytes." default:"1048576" env:"MAX_BODY_BYTES"`
 	BatchSize             int            `help:"Events per transaction." default:"1000" env:"BATCH_SIZE"`
 	BatchWait             time.Duration  `help:"How long a batch waits for more events after its first." default:"20ms" env:"BATCH_WAIT"`
-	Prefetch              int            `help:"Events per partition held in memory ahead." default:"1000" env:"PREFETCH"`
+	Prefetch              int            `help:"Events that a partition is asked for at a time; fewer when they are large." default:"100" env:"PREFETCH"`
 	UpdateInterval        time.Duration  `help:"How often partition ownership is renewed and balanced." default:"5s" env:"EVENTHUB_UPDATE_INTERVAL"`
 	OwnershipExpiry       time.Duration  `help:"After how long without renewal others take a partition over." default:"60s" env:"EVENTHUB_OWNERSHIP_EXPIRY"`
 	StopGrace             time.Duration  `help:"What batches in hand get to commit when told to stop." default:"10s" env:"STOP_GRACE"`
