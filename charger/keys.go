@@ -246,7 +246,7 @@ func (k *keys) living(ctx context.Context, run queries.BillingRun, acc *access) 
 				acc.vaultKeyID, acc.expiresAt = &stored.ID, stored.ExpiresAt
 				return string(plain), nil
 			}
-			k.log.WarnContext(ctx, "the run's vault key cannot be decrypted; next: another is issued", slog.Int64("run_id", run.ID), slog.Int64("vault_key_id", stored.ID), slog.Any("error", err))
+			k.log.WarnContext(ctx, "the run's vault key cannot be decrypted (is VAULT_ENCRYPTION_KEY the same on every charger?); next: another is issued", slog.Int64("run_id", run.ID), slog.Int64("vault_key_id", stored.ID), slog.Any("error", err))
 		}
 		if err := k.end(ctx, stored); err != nil {
 			return "", err

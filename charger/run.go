@@ -72,14 +72,14 @@ func (r Runs) queries() *queries.Queries { return queries.New() }
 func (o OpenRun) params() (queries.RunOpenParams, error) {
 	expected, err := schema.ParseAmount(o.ExpectedTotal, o.Currency)
 	if err != nil {
-		return queries.RunOpenParams{}, &RefusedError{Problem: "--expected-total " + err.Error(), Cure: "give the sum in units of the currency, like 12500.00"}
+		return queries.RunOpenParams{}, &RefusedError{Problem: "--expected-total: " + err.Error(), Cure: "give the sum in units of the currency, like 12500.00"}
 	}
 	if expected <= 0 {
 		return queries.RunOpenParams{}, &RefusedError{Problem: "--expected-total must be more than 0", Cure: "give what the period should bring in"}
 	}
 	capCents, err := schema.Cap(expected, o.Headroom)
 	if err != nil {
-		return queries.RunOpenParams{}, &RefusedError{Problem: "--headroom " + err.Error(), Cure: "give a percentage like 10%"}
+		return queries.RunOpenParams{}, &RefusedError{Problem: "--headroom: " + err.Error(), Cure: "give a percentage like 10%"}
 	}
 	p := queries.RunOpenParams{
 		Namespace: o.Namespace, BillingPeriod: o.BillingPeriod, Currency: o.Currency, ExpectedTotalCents: expected,
@@ -101,7 +101,7 @@ func (o OpenRun) params() (queries.RunOpenParams, error) {
 // checkNamespace catches a mistyped namespace or period, which would otherwise be an empty run that nothing ever joins.
 func (r Runs) checkNamespace(ctx context.Context, o OpenRun) error {
 	if err := schema.CheckNamespace(o.Namespace); err != nil {
-		return &RefusedError{Problem: "--namespace " + err.Error(), Cure: "give the namespace that the ingestors use (BILLING_NAMESPACE)"}
+		return &RefusedError{Problem: "--namespace: " + err.Error(), Cure: "give the namespace that the ingestors use (BILLING_NAMESPACE)"}
 	}
 	format, err := r.queries().NamespacePeriodFormat(ctx, r.Pool, o.Namespace)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -118,7 +118,7 @@ func (r Runs) checkNamespace(ctx context.Context, o OpenRun) error {
 		return fmt.Errorf("read namespace %s: %w", o.Namespace, err)
 	}
 	if err := schema.PeriodFormat(format).Check(o.BillingPeriod); err != nil {
-		return &RefusedError{Problem: "--period " + err.Error(), Cure: "give it in the namespace's format: " + format}
+		return &RefusedError{Problem: "--period: " + err.Error(), Cure: "give it in the namespace's format: " + format}
 	}
 	return nil
 }
@@ -144,7 +144,7 @@ func sameTerms(run queries.BillingRun, asked queries.RunOpenParams) error {
 	if len(other) > 0 {
 		return &RefusedError{
 			Problem: fmt.Sprintf("the run of %s, %s, %s stands with other terms (%s)", run.Namespace, run.BillingPeriod, run.Currency, strings.Join(other, "; ")),
-			Cure:    "a run's cap is changed with raise-cap and a reason, never by opening it again",
+			Cure:    "a run's terms and its cap are never changed by opening it again",
 		}
 	}
 	return nil

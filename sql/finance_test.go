@@ -199,8 +199,10 @@ func TestRunStatusIsReadByTheCharger(t *testing.T) {
 	f := newFixture(t)
 	f.run(t, usualNamespace, "usd", 900_000_000_000)
 	charger := f.db.Pool(t, sql.RoleCharger)
-	status, err := f.q.RunStatusGet(t.Context(), charger, queries.RunStatusGetParams{Namespace: usualNamespace, BillingPeriod: usualPeriod, Currency: "usd"})
+	period, err := f.q.RunStatusForPeriod(t.Context(), charger, queries.RunStatusForPeriodParams{Namespace: usualNamespace, BillingPeriod: usualPeriod})
 	require.NoError(t, err)
+	require.Len(t, period, 1)
+	status := period[0]
 	require.Nil(t, status.MissingCount)
 	require.Equal(t, int64(900_000_000_000), status.MissingCents)
 	require.Equal(t, int64(1_800_000_000_000), status.UnallocatedCents)

@@ -78,9 +78,10 @@ type pageData struct {
 }
 
 type figures struct {
-	Runs   []queries.RunStatusListRow
-	Switch queries.ChargingSwitchGetRow
-	At     time.Time
+	Runs    []queries.RunStatusListRow
+	Without []queries.WithoutRunListRow // money that waits for a run
+	Switch  queries.ChargingSwitchGetRow
+	At      time.Time
 }
 
 func (p *runsPage) latest(ctx context.Context) (figures, error) {
@@ -101,6 +102,9 @@ func (p *runsPage) count(ctx context.Context) (f figures, err error) {
 	err = pgx.BeginTxFunc(ctx, p.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		if f.Runs, err = p.queries.RunStatusList(ctx, tx, maxRuns); err != nil {
 			return fmt.Errorf("read the billing runs: %w", err)
+		}
+		if f.Without, err = p.queries.WithoutRunList(ctx, tx); err != nil {
+			return fmt.Errorf("read what waits for a run: %w", err)
 		}
 		if f.Switch, err = p.queries.ChargingSwitchGet(ctx, tx); err != nil {
 			return fmt.Errorf("read the charging switch: %w", err)

@@ -187,12 +187,29 @@ SELECT c.id,
 FROM billing.conflicts c
 JOIN billing.intents i ON i.id = c.intent_id;
 
+-- Money that waits because nobody has opened its run.
+CREATE VIEW finance.without_run AS
+SELECT i.namespace,
+       i.billing_period,
+       i.currency,
+       count(*) AS intents,
+       sum(i.amount_cents)::bigint AS amount_cents,
+       finance.amount(sum(i.amount_cents)::bigint, i.currency) AS amount,
+       min(i.created_at)::timestamptz AS oldest_at
+FROM billing.intents i
+WHERE i.status = 'pending' AND i.river_job_id IS NULL
+  AND NOT EXISTS (SELECT 1 FROM billing.runs r
+                  WHERE r.namespace = i.namespace AND r.billing_period = i.billing_period AND r.currency = i.currency
+                    AND r.status <> 'closed')
+GROUP BY i.namespace, i.billing_period, i.currency;
+
 -- What could not become an intent, and why; never the raw bytes.
 CREATE VIEW finance.quarantine AS
 SELECT id, namespace, reason_code, field, reason, deliveries, first_source, first_position, last_source, last_position,
        created_at, last_seen_at, resolved_at, resolution, resolved_by
 FROM billing.quarantined_events;
 
+COMMENT ON VIEW finance.without_run IS 'Money that waits because nobody has opened its billing run.';
 COMMENT ON VIEW finance.intents IS 'One row a billing intent: what a customer owes for a period, where it stands, and why.';
 COMMENT ON COLUMN finance.intents.amount_cents IS 'In the minor unit of the currency: whole yen for jpy. The column amount has the decimals.';
 COMMENT ON COLUMN finance.intents.in_doubt IS 'A call to Stripe ended, or should have, and nobody knows yet whether it charged.';

@@ -29,12 +29,18 @@ SELECT run_id, namespace, billing_period, currency, status, status_reason, statu
        voided_count, nothing_due_count, in_doubt_count, open_conflicts, opened_by, opened_at, closed_at
 FROM finance.run_status ORDER BY opened_at DESC, run_id DESC LIMIT @max_rows;
 
--- name: RunStatusGet :one
+-- name: RunStatusForPeriod :many
 SELECT run_id, namespace, billing_period, currency, status, status_reason, status_detail, expected_count, expected_total_cents, cap_cents,
        allocated_cents, unallocated_cents, ingested_count, ingested_cents, missing_count, missing_cents, charged_count, charged_cents,
        declined_count, declined_cents, pending_count, pending_cents, charging_count, charging_cents, parked_count, parked_cents,
        voided_count, nothing_due_count, in_doubt_count, open_conflicts, opened_by, opened_at, closed_at
-FROM finance.run_status WHERE namespace = @namespace AND billing_period = @billing_period AND currency = @currency;
+FROM finance.run_status
+WHERE namespace = @namespace AND billing_period = @billing_period AND (@currency::text = '' OR currency = @currency::text)
+ORDER BY currency;
+
+-- name: WithoutRunList :many
+SELECT namespace, billing_period, currency, intents, amount_cents, oldest_at::timestamptz AS oldest_at FROM finance.without_run
+ORDER BY namespace, billing_period, currency;
 
 -- name: RunStatusReasons :many
 SELECT status, status_reason, intents, amount_cents FROM finance.period_summary

@@ -17,13 +17,13 @@ WHERE id = $7
 `
 
 type AttemptFinishUnfencedParams struct {
-	Result     *string
-	HttpStatus *int32
-	RequestID  string
-	Replayed   bool
-	ObjectID   string
-	Detail     string
-	AttemptID  int64
+	Result     *string `json:"result"`
+	HttpStatus *int32  `json:"http_status"`
+	RequestID  string  `json:"request_id"`
+	Replayed   bool    `json:"replayed"`
+	ObjectID   string  `json:"object_id"`
+	Detail     string  `json:"detail"`
+	AttemptID  int64   `json:"attempt_id"`
 }
 
 // After a finish that the database refused (a charge id already taken): the result is kept all the same.
@@ -45,10 +45,10 @@ SELECT stopped, reason, actor, changed_at FROM billing.charging_switch
 `
 
 type ChargingSwitchGetRow struct {
-	Stopped   bool
-	Reason    string
-	Actor     string
-	ChangedAt time.Time
+	Stopped   bool      `json:"stopped"`
+	Reason    string    `json:"reason"`
+	Actor     string    `json:"actor"`
+	ChangedAt time.Time `json:"changed_at"`
 }
 
 func (q *Queries) ChargingSwitchGet(ctx context.Context, db DBTX) (ChargingSwitchGetRow, error) {
@@ -68,9 +68,9 @@ UPDATE billing.charging_switch SET stopped = $1, reason = $2, actor = $3, change
 `
 
 type ChargingSwitchSetParams struct {
-	Stopped bool
-	Reason  string
-	Actor   string
+	Stopped bool   `json:"stopped"`
+	Reason  string `json:"reason"`
+	Actor   string `json:"actor"`
 }
 
 func (q *Queries) ChargingSwitchSet(ctx context.Context, db DBTX, arg ChargingSwitchSetParams) error {
@@ -97,8 +97,8 @@ WHERE operation = 'create' AND resolved_at IS NULL AND (finished_at IS NOT NULL 
 `
 
 type DoubtSummaryRow struct {
-	Intents       int64
-	OldestSeconds float64
+	Intents       int64   `json:"intents"`
+	OldestSeconds float64 `json:"oldest_seconds"`
 }
 
 func (q *Queries) DoubtSummary(ctx context.Context, db DBTX) (DoubtSummaryRow, error) {
@@ -151,35 +151,35 @@ RETURNING id AS attempt_id, claim_number, run_resume_count, started_at, lease_un
 `
 
 type IntentClaimParams struct {
-	Operation       string
-	IdempotencyKey  string
-	RiverJobID      *int64
-	Worker          string
-	VaultKeyID      *int64
-	IntentID        int64
-	SeenClaimNumber int32
-	KeyGeneration   int32
-	FirstSend       bool
-	AmountCents     int64
-	Currency        string
-	Customer        string
-	StatusReason    string
-	LeaseSeconds    float64
-	StripeAPI       string
-	Path            string
-	Body            []byte
-	APIVersion      string
-	StripeAccount   string
-	Livemode        *bool
-	PaymentMethod   string
+	Operation       string  `json:"operation"`
+	IdempotencyKey  string  `json:"idempotency_key"`
+	RiverJobID      *int64  `json:"river_job_id"`
+	Worker          string  `json:"worker"`
+	VaultKeyID      *int64  `json:"vault_key_id"`
+	IntentID        int64   `json:"intent_id"`
+	SeenClaimNumber int32   `json:"seen_claim_number"`
+	KeyGeneration   int32   `json:"key_generation"`
+	FirstSend       bool    `json:"first_send"`
+	AmountCents     int64   `json:"amount_cents"`
+	Currency        string  `json:"currency"`
+	Customer        string  `json:"customer"`
+	StatusReason    string  `json:"status_reason"`
+	LeaseSeconds    float64 `json:"lease_seconds"`
+	StripeAPI       string  `json:"stripe_api"`
+	Path            string  `json:"path"`
+	Body            []byte  `json:"body"`
+	APIVersion      string  `json:"api_version"`
+	StripeAccount   string  `json:"stripe_account"`
+	Livemode        *bool   `json:"livemode"`
+	PaymentMethod   string  `json:"payment_method"`
 }
 
 type IntentClaimRow struct {
-	AttemptID      int64
-	ClaimNumber    int32
-	RunResumeCount int32
-	StartedAt      time.Time
-	LeaseUntil     time.Time
+	AttemptID      int64     `json:"attempt_id"`
+	ClaimNumber    int32     `json:"claim_number"`
+	RunResumeCount int32     `json:"run_resume_count"`
+	StartedAt      time.Time `json:"started_at"`
+	LeaseUntil     time.Time `json:"lease_until"`
 }
 
 // The claim: status, run and kill switch are checked, the fencing number is raised, the request is frozen by the first send,
@@ -241,9 +241,9 @@ GROUP BY status, status_reason
 `
 
 type IntentCountStuckRow struct {
-	Status       string
-	StatusReason string
-	Intents      int64
+	Status       string `json:"status"`
+	StatusReason string `json:"status_reason"`
+	Intents      int64  `json:"intents"`
 }
 
 func (q *Queries) IntentCountStuck(ctx context.Context, db DBTX) ([]IntentCountStuckRow, error) {
@@ -280,12 +280,12 @@ WHERE i.id = t.id AND i.id = ANY($3::bigint[]) AND i.status = 'pending' AND i.ri
 `
 
 type IntentDispatchManyParams struct {
-	RunID          *int64
-	GuardsCustomer bool
-	Ids            []int64
-	Currency       string
-	JobIds         []int64
-	AmountsCents   []int64
+	RunID          *int64  `json:"run_id"`
+	GuardsCustomer bool    `json:"guards_customer"`
+	Ids            []int64 `json:"ids"`
+	Currency       string  `json:"currency"`
+	JobIds         []int64 `json:"job_ids"`
+	AmountsCents   []int64 `json:"amounts_cents"`
 }
 
 // Reserves where nothing is reserved yet; the caller has added just that sum to the run, in this transaction.
@@ -367,35 +367,35 @@ SELECT (SELECT count(*) FROM finished) > 0 AS held, (SELECT count(*) FROM run) A
 `
 
 type IntentFinishParams struct {
-	ClaimNumber      int32
-	IntentID         int64
-	IntentKey        string
-	Result           *string
-	HttpStatus       *int32
-	RequestID        string
-	Replayed         bool
-	ErrorType        string
-	ErrorCode        string
-	DeclineCode      string
-	ObjectID         string
-	Detail           string
-	Resolution       string
-	AttemptID        int64
-	OthersResolution string
-	SawServerError   bool
-	ObjectCanceled   bool
-	AdviceCode       string
-	Status           string
-	StatusReason     string
-	ChargeID         string
-	PaymentIntentID  string
-	GiveBack         bool
-	DropJob          bool
+	ClaimNumber      int32   `json:"claim_number"`
+	IntentID         int64   `json:"intent_id"`
+	IntentKey        string  `json:"intent_key"`
+	Result           *string `json:"result"`
+	HttpStatus       *int32  `json:"http_status"`
+	RequestID        string  `json:"request_id"`
+	Replayed         bool    `json:"replayed"`
+	ErrorType        string  `json:"error_type"`
+	ErrorCode        string  `json:"error_code"`
+	DeclineCode      string  `json:"decline_code"`
+	ObjectID         string  `json:"object_id"`
+	Detail           string  `json:"detail"`
+	Resolution       string  `json:"resolution"`
+	AttemptID        int64   `json:"attempt_id"`
+	OthersResolution string  `json:"others_resolution"`
+	SawServerError   bool    `json:"saw_server_error"`
+	ObjectCanceled   bool    `json:"object_canceled"`
+	AdviceCode       string  `json:"advice_code"`
+	Status           string  `json:"status"`
+	StatusReason     string  `json:"status_reason"`
+	ChargeID         string  `json:"charge_id"`
+	PaymentIntentID  string  `json:"payment_intent_id"`
+	GiveBack         bool    `json:"give_back"`
+	DropJob          bool    `json:"drop_job"`
 }
 
 type IntentFinishRow struct {
-	Held        bool
-	RunsTouched int64
+	Held        bool  `json:"held"`
+	RunsTouched int64 `json:"runs_touched"`
 }
 
 // The end of a call. The attempt's result is written whether or not the claim still holds; the intent moves only under it,
@@ -441,10 +441,10 @@ WHERE id = $4 AND status <> 'charged'
 `
 
 type IntentFinishLateParams struct {
-	StatusDetail    *string
-	ChargeID        *string
-	PaymentIntentID string
-	ID              int64
+	StatusDetail    *string `json:"status_detail"`
+	ChargeID        *string `json:"charge_id"`
+	PaymentIntentID string  `json:"payment_intent_id"`
+	ID              int64   `json:"id"`
 }
 
 // A validated success finishes any intent that is not final, from whichever attempt.
@@ -531,68 +531,68 @@ WHERE i.id = $2
 `
 
 type IntentForWorkParams struct {
-	WindowSeconds float64
-	ID            int64
+	WindowSeconds float64 `json:"window_seconds"`
+	ID            int64   `json:"id"`
 }
 
 type IntentForWorkRow struct {
-	ID                     int64
-	Namespace              string
-	CustomerID             string
-	BillingPeriod          string
-	IntentKey              string
-	StripeCustomerID       string
-	AmountCents            int64
-	Currency               string
-	PaymentMethod          *string
-	Description            *string
-	Status                 string
-	StatusReason           string
-	StatusDetail           *string
-	KeyGeneration          int32
-	RunID                  *int64
-	ClaimNumber            int32
-	RiverJobID             *int64
-	ChargeID               *string
-	LeaseAlive             bool
-	LeaseSecondsLeft       float64
-	RunStatus              string
-	RunResumeCount         int32
-	RunStripeAccount       string
-	Stopped                bool
-	OpenConflict           bool
-	Frozen                 bool
-	FrozenKey              string
-	FrozenApi              string
-	FrozenPath             string
-	FrozenBody             []byte
-	FrozenApiVersion       string
-	FrozenAccount          string
-	FrozenLivemode         *bool
-	FrozenCustomer         string
-	FrozenAmountCents      int64
-	FrozenCurrency         string
-	FrozenPaymentMethod    string
-	ObjectID               string
-	SawServerError         bool
-	DeclineCode            string
-	AdviceCode             string
-	FirstSentAt            time.Time
-	SecondsSinceFirstSend  float64
-	Unresolved             int64
-	Creates                int64
-	LookUps                int64
-	DoubtAcrossWindow      bool
-	SawIdempotencyError    bool
-	SawMismatch            bool
-	SecondsSinceLastCreate float64
-	SecondsSinceLastLookUp float64
-	SecondsSinceAbsent     float64
-	SecondsSinceLastRead   float64
-	SecondsSinceLastCancel float64
-	SecondsSinceDoubt      float64
-	OtherLeaseAlive        bool
-	DatabaseNow            time.Time
+	ID                     int64     `json:"id"`
+	Namespace              string    `json:"namespace"`
+	CustomerID             string    `json:"customer_id"`
+	BillingPeriod          string    `json:"billing_period"`
+	IntentKey              string    `json:"intent_key"`
+	StripeCustomerID       string    `json:"stripe_customer_id"`
+	AmountCents            int64     `json:"amount_cents"`
+	Currency               string    `json:"currency"`
+	PaymentMethod          *string   `json:"payment_method"`
+	Description            *string   `json:"description"`
+	Status                 string    `json:"status"`
+	StatusReason           string    `json:"status_reason"`
+	StatusDetail           *string   `json:"status_detail"`
+	KeyGeneration          int32     `json:"key_generation"`
+	RunID                  *int64    `json:"run_id"`
+	ClaimNumber            int32     `json:"claim_number"`
+	RiverJobID             *int64    `json:"river_job_id"`
+	ChargeID               *string   `json:"charge_id"`
+	LeaseAlive             bool      `json:"lease_alive"`
+	LeaseSecondsLeft       float64   `json:"lease_seconds_left"`
+	RunStatus              string    `json:"run_status"`
+	RunResumeCount         int32     `json:"run_resume_count"`
+	RunStripeAccount       string    `json:"run_stripe_account"`
+	Stopped                bool      `json:"stopped"`
+	OpenConflict           bool      `json:"open_conflict"`
+	Frozen                 bool      `json:"frozen"`
+	FrozenKey              string    `json:"frozen_key"`
+	FrozenApi              string    `json:"frozen_api"`
+	FrozenPath             string    `json:"frozen_path"`
+	FrozenBody             []byte    `json:"frozen_body"`
+	FrozenApiVersion       string    `json:"frozen_api_version"`
+	FrozenAccount          string    `json:"frozen_account"`
+	FrozenLivemode         *bool     `json:"frozen_livemode"`
+	FrozenCustomer         string    `json:"frozen_customer"`
+	FrozenAmountCents      int64     `json:"frozen_amount_cents"`
+	FrozenCurrency         string    `json:"frozen_currency"`
+	FrozenPaymentMethod    string    `json:"frozen_payment_method"`
+	ObjectID               string    `json:"object_id"`
+	SawServerError         bool      `json:"saw_server_error"`
+	DeclineCode            string    `json:"decline_code"`
+	AdviceCode             string    `json:"advice_code"`
+	FirstSentAt            time.Time `json:"first_sent_at"`
+	SecondsSinceFirstSend  float64   `json:"seconds_since_first_send"`
+	Unresolved             int64     `json:"unresolved"`
+	Creates                int64     `json:"creates"`
+	LookUps                int64     `json:"look_ups"`
+	DoubtAcrossWindow      bool      `json:"doubt_across_window"`
+	SawIdempotencyError    bool      `json:"saw_idempotency_error"`
+	SawMismatch            bool      `json:"saw_mismatch"`
+	SecondsSinceLastCreate float64   `json:"seconds_since_last_create"`
+	SecondsSinceLastLookUp float64   `json:"seconds_since_last_look_up"`
+	SecondsSinceAbsent     float64   `json:"seconds_since_absent"`
+	SecondsSinceLastRead   float64   `json:"seconds_since_last_read"`
+	SecondsSinceLastCancel float64   `json:"seconds_since_last_cancel"`
+	SecondsSinceDoubt      float64   `json:"seconds_since_doubt"`
+	OtherLeaseAlive        bool      `json:"other_lease_alive"`
+	DatabaseNow            time.Time `json:"database_now"`
 }
 
 // Everything that decides an intent's next step, read at once.
@@ -676,19 +676,19 @@ LIMIT $3
 `
 
 type IntentListJoblessParams struct {
-	RunID            *int64
-	DeadAfterSeconds float64
-	MaxRows          int32
+	RunID            *int64  `json:"run_id"`
+	DeadAfterSeconds float64 `json:"dead_after_seconds"`
+	MaxRows          int32   `json:"max_rows"`
 }
 
 type IntentListJoblessRow struct {
-	ID             int64
-	CustomerID     string
-	IdempotencyKey string
-	Status         string
-	Redispatches   int32
-	RiverJobID     *int64
-	JobState       string
+	ID             int64  `json:"id"`
+	CustomerID     string `json:"customer_id"`
+	IdempotencyKey string `json:"idempotency_key"`
+	Status         string `json:"status"`
+	Redispatches   int32  `json:"redispatches"`
+	RiverJobID     *int64 `json:"river_job_id"`
+	JobState       string `json:"job_state"`
 }
 
 // In flight, but its job is gone, cancelled, discarded or completed, or runs without a claim for longer than any does
@@ -736,26 +736,26 @@ LIMIT $6
 `
 
 type IntentListWaitingParams struct {
-	Namespace     string
-	BillingPeriod string
-	Currency      string
-	StatusReason  string
-	MaxCents      int64
-	MaxRows       int32
+	Namespace     string `json:"namespace"`
+	BillingPeriod string `json:"billing_period"`
+	Currency      string `json:"currency"`
+	StatusReason  string `json:"status_reason"`
+	MaxCents      int64  `json:"max_cents"`
+	MaxRows       int32  `json:"max_rows"`
 }
 
 type IntentListWaitingRow struct {
-	ID               int64
-	CustomerID       string
-	StripeCustomerID string
-	IdempotencyKey   string
-	AmountCents      int64
-	ReservedCents    *int64
-	GuardsCustomer   bool
-	StatusReason     string
-	WasSent          bool
-	OpenConflict     bool
-	CustomerTaken    bool
+	ID               int64  `json:"id"`
+	CustomerID       string `json:"customer_id"`
+	StripeCustomerID string `json:"stripe_customer_id"`
+	IdempotencyKey   string `json:"idempotency_key"`
+	AmountCents      int64  `json:"amount_cents"`
+	ReservedCents    *int64 `json:"reserved_cents"`
+	GuardsCustomer   bool   `json:"guards_customer"`
+	StatusReason     string `json:"status_reason"`
+	WasSent          bool   `json:"was_sent"`
+	OpenConflict     bool   `json:"open_conflict"`
+	CustomerTaken    bool   `json:"customer_taken"`
 }
 
 // Pending intents of one run's key without a job, oldest first, with what decides whether they may go.
@@ -805,18 +805,18 @@ FOR UPDATE OF i
 `
 
 type IntentLockForLateSuccessParams struct {
-	ID        int64
-	IntentKey string
+	ID        int64  `json:"id"`
+	IntentKey string `json:"intent_key"`
 }
 
 type IntentLockForLateSuccessRow struct {
-	ID            int64
-	Status        string
-	RunID         *int64
-	AmountCents   int64
-	ReservedCents *int64
-	ChargeID      *string
-	KeyGeneration int32
+	ID            int64   `json:"id"`
+	Status        string  `json:"status"`
+	RunID         *int64  `json:"run_id"`
+	AmountCents   int64   `json:"amount_cents"`
+	ReservedCents *int64  `json:"reserved_cents"`
+	ChargeID      *string `json:"charge_id"`
+	KeyGeneration int32   `json:"key_generation"`
 }
 
 func (q *Queries) IntentLockForLateSuccess(ctx context.Context, db DBTX, arg IntentLockForLateSuccessParams) (IntentLockForLateSuccessRow, error) {
@@ -841,10 +841,10 @@ WHERE id = $3 AND claim_number = $4
 `
 
 type IntentParkParams struct {
-	StatusReason string
-	StatusDetail *string
-	ID           int64
-	ClaimNumber  int32
+	StatusReason string  `json:"status_reason"`
+	StatusDetail *string `json:"status_detail"`
+	ID           int64   `json:"id"`
+	ClaimNumber  int32   `json:"claim_number"`
 }
 
 func (q *Queries) IntentPark(ctx context.Context, db DBTX, arg IntentParkParams) (int64, error) {
@@ -867,10 +867,10 @@ WHERE id = $3 AND status IN ('pending', 'charging') AND river_job_id IS NOT DIST
 `
 
 type IntentParkJoblessParams struct {
-	StatusReason string
-	StatusDetail *string
-	ID           int64
-	OldJobID     *int64
+	StatusReason string  `json:"status_reason"`
+	StatusDetail *string `json:"status_detail"`
+	ID           int64   `json:"id"`
+	OldJobID     *int64  `json:"old_job_id"`
 }
 
 func (q *Queries) IntentParkJobless(ctx context.Context, db DBTX, arg IntentParkJoblessParams) (int64, error) {
@@ -893,10 +893,10 @@ WHERE id = $3 AND status IN ('pending', 'charging') AND river_job_id IS NOT DIST
 `
 
 type IntentRedispatchParams struct {
-	NewJobID *int64
-	Counted  int32
-	ID       int64
-	OldJobID *int64
+	NewJobID *int64 `json:"new_job_id"`
+	Counted  int32  `json:"counted"`
+	ID       int64  `json:"id"`
+	OldJobID *int64 `json:"old_job_id"`
 }
 
 func (q *Queries) IntentRedispatch(ctx context.Context, db DBTX, arg IntentRedispatchParams) (int64, error) {
@@ -919,10 +919,10 @@ WHERE id = $2 AND claim_number = $3 AND river_job_id = $4
 `
 
 type IntentReleaseParams struct {
-	StatusReason string
-	ID           int64
-	ClaimNumber  int32
-	RiverJobID   *int64
+	StatusReason string `json:"status_reason"`
+	ID           int64  `json:"id"`
+	ClaimNumber  int32  `json:"claim_number"`
+	RiverJobID   *int64 `json:"river_job_id"`
 }
 
 // Back to waiting without a call: the run is paused, charging is stopped, or a conflict came in. Nothing was sent under this
@@ -946,9 +946,9 @@ WHERE intent_id = $2 AND key_generation = $3 AND operation = 'create' AND resolv
 `
 
 type IntentResolveAttemptsParams struct {
-	Resolution    *string
-	IntentID      int64
-	KeyGeneration int32
+	Resolution    *string `json:"resolution"`
+	IntentID      int64   `json:"intent_id"`
+	KeyGeneration int32   `json:"key_generation"`
 }
 
 func (q *Queries) IntentResolveAttempts(ctx context.Context, db DBTX, arg IntentResolveAttemptsParams) (int64, error) {
@@ -965,8 +965,8 @@ WHERE id = ANY($2::bigint[]) AND status = 'pending' AND river_job_id IS NULL AND
 `
 
 type IntentSetWaitingParams struct {
-	StatusReason string
-	Ids          []int64
+	StatusReason string  `json:"status_reason"`
+	Ids          []int64 `json:"ids"`
 }
 
 func (q *Queries) IntentSetWaiting(ctx context.Context, db DBTX, arg IntentSetWaitingParams) (int64, error) {
@@ -1018,12 +1018,12 @@ VALUES ($1, $2, $3, $4, $5, $6)
 `
 
 type OperatorActionAddParams struct {
-	Actor    string
-	Action   string
-	RunID    *int64
-	IntentID *int64
-	Reason   string
-	Detail   []byte
+	Actor    string `json:"actor"`
+	Action   string `json:"action"`
+	RunID    *int64 `json:"run_id"`
+	IntentID *int64 `json:"intent_id"`
+	Reason   string `json:"reason"`
+	Detail   []byte `json:"detail"`
 }
 
 func (q *Queries) OperatorActionAdd(ctx context.Context, db DBTX, arg OperatorActionAddParams) error {
@@ -1055,14 +1055,14 @@ FROM billing.take_tokens($1::text, $2::integer, $3::integer) AS t(granted, secon
 `
 
 type RateTakeParams struct {
-	Kind      string
-	Wanted    int32
-	PerSecond int32
+	Kind      string `json:"kind"`
+	Wanted    int32  `json:"wanted"`
+	PerSecond int32  `json:"per_second"`
 }
 
 type RateTakeRow struct {
-	Granted     int32
-	SecondsLeft float64
+	Granted     int32   `json:"granted"`
+	SecondsLeft float64 `json:"seconds_left"`
 }
 
 func (q *Queries) RateTake(ctx context.Context, db DBTX, arg RateTakeParams) (RateTakeRow, error) {
@@ -1084,14 +1084,14 @@ RETURNING status, allocated_cents, cap_cents
 `
 
 type RunAddLateParams struct {
-	AmountCents int64
-	ID          int64
+	AmountCents int64 `json:"amount_cents"`
+	ID          int64 `json:"id"`
 }
 
 type RunAddLateRow struct {
-	Status         string
-	AllocatedCents int64
-	CapCents       int64
+	Status         string `json:"status"`
+	AllocatedCents int64  `json:"allocated_cents"`
+	CapCents       int64  `json:"cap_cents"`
 }
 
 // A real charge is always recorded: beyond the cap the run stands paused.
@@ -1108,8 +1108,8 @@ WHERE id = $2 AND allocated_cents + $1 <= cap_cents
 `
 
 type RunAllocateParams struct {
-	AmountCents int64
-	ID          int64
+	AmountCents int64 `json:"amount_cents"`
+	ID          int64 `json:"id"`
 }
 
 // 0 rows: the cap does not allow it.
@@ -1128,14 +1128,14 @@ RETURNING stripe_account, livemode
 `
 
 type RunBindAccountParams struct {
-	StripeAccount *string
-	Livemode      *bool
-	ID            int64
+	StripeAccount *string `json:"stripe_account"`
+	Livemode      *bool   `json:"livemode"`
+	ID            int64   `json:"id"`
 }
 
 type RunBindAccountRow struct {
-	StripeAccount *string
-	Livemode      *bool
+	StripeAccount *string `json:"stripe_account"`
+	Livemode      *bool   `json:"livemode"`
 }
 
 // The first key that was verified names the account (and mode) of the run; a later one must be the same.
@@ -1166,9 +1166,9 @@ WHERE namespace = $1 AND billing_period = $2 AND currency = $3
 `
 
 type RunGetParams struct {
-	Namespace     string
-	BillingPeriod string
-	Currency      string
+	Namespace     string `json:"namespace"`
+	BillingPeriod string `json:"billing_period"`
+	Currency      string `json:"currency"`
 }
 
 func (q *Queries) RunGet(ctx context.Context, db DBTX, arg RunGetParams) (BillingRun, error) {
@@ -1243,8 +1243,8 @@ ORDER BY r.id
 `
 
 type RunListIDsRow struct {
-	ID     int64
-	Status string
+	ID     int64  `json:"id"`
+	Status string `json:"status"`
 }
 
 // Runs that may have work: open ones, and any other with something in flight.
@@ -1279,15 +1279,15 @@ FOR UPDATE OF r SKIP LOCKED
 `
 
 type RunLockRow struct {
-	ID                    int64
-	Namespace             string
-	BillingPeriod         string
-	Currency              string
-	Status                string
-	CapCents              int64
-	AllocatedCents        int64
-	Stopped               bool
-	ManyPerStripeCustomer bool
+	ID                    int64  `json:"id"`
+	Namespace             string `json:"namespace"`
+	BillingPeriod         string `json:"billing_period"`
+	Currency              string `json:"currency"`
+	Status                string `json:"status"`
+	CapCents              int64  `json:"cap_cents"`
+	AllocatedCents        int64  `json:"allocated_cents"`
+	Stopped               bool   `json:"stopped"`
+	ManyPerStripeCustomer bool   `json:"many_per_stripe_customer"`
 }
 
 // One dispatcher at a time per run; another one that comes meanwhile gets no row.
@@ -1319,16 +1319,16 @@ RETURNING id
 `
 
 type RunOpenParams struct {
-	Namespace          string
-	BillingPeriod      string
-	Currency           string
-	ExpectedTotalCents int64
-	ExpectedCount      *int64
-	HeadroomPercent    string
-	CapCents           int64
-	VaultUsdCapCents   *int64
-	StripeAccount      *string
-	OpenedBy           string
+	Namespace          string  `json:"namespace"`
+	BillingPeriod      string  `json:"billing_period"`
+	Currency           string  `json:"currency"`
+	ExpectedTotalCents int64   `json:"expected_total_cents"`
+	ExpectedCount      *int64  `json:"expected_count"`
+	HeadroomPercent    string  `json:"headroom_percent"`
+	CapCents           int64   `json:"cap_cents"`
+	VaultUsdCapCents   *int64  `json:"vault_usd_cap_cents"`
+	StripeAccount      *string `json:"stripe_account"`
+	OpenedBy           string  `json:"opened_by"`
 }
 
 // The charger's statements, in the order an intent meets them: run, dispatch, claim, finish, sweep.
@@ -1360,11 +1360,11 @@ WHERE r.id = $3 AND r.status = 'open'
 `
 
 type RunPauseParams struct {
-	StatusReason string
-	StatusDetail string
-	ID           int64
-	ResumeCount  *int32
-	VaultKeyID   *int64
+	StatusReason string `json:"status_reason"`
+	StatusDetail string `json:"status_detail"`
+	ID           int64  `json:"id"`
+	ResumeCount  *int32 `json:"resume_count"`
+	VaultKeyID   *int64 `json:"vault_key_id"`
 }
 
 // A late denial pauses only the run as its claim saw it: still open, same resume count, and its vault key still the run's.
@@ -1388,8 +1388,8 @@ WHERE id = $2 AND status = 'open'
 `
 
 type RunPauseByOperatorParams struct {
-	StatusDetail string
-	ID           int64
+	StatusDetail string `json:"status_detail"`
+	ID           int64  `json:"id"`
 }
 
 func (q *Queries) RunPauseByOperator(ctx context.Context, db DBTX, arg RunPauseByOperatorParams) (int64, error) {
@@ -1406,8 +1406,8 @@ WHERE id = $2 AND status = 'paused'
 `
 
 type RunResumeParams struct {
-	StatusDetail string
-	ID           int64
+	StatusDetail string `json:"status_detail"`
+	ID           int64  `json:"id"`
 }
 
 func (q *Queries) RunResume(ctx context.Context, db DBTX, arg RunResumeParams) (int64, error) {
@@ -1418,95 +1418,110 @@ func (q *Queries) RunResume(ctx context.Context, db DBTX, arg RunResumeParams) (
 	return result.RowsAffected(), nil
 }
 
-const runStatusGet = `-- name: RunStatusGet :one
+const runStatusForPeriod = `-- name: RunStatusForPeriod :many
 SELECT run_id, namespace, billing_period, currency, status, status_reason, status_detail, expected_count, expected_total_cents, cap_cents,
        allocated_cents, unallocated_cents, ingested_count, ingested_cents, missing_count, missing_cents, charged_count, charged_cents,
        declined_count, declined_cents, pending_count, pending_cents, charging_count, charging_cents, parked_count, parked_cents,
        voided_count, nothing_due_count, in_doubt_count, open_conflicts, opened_by, opened_at, closed_at
-FROM finance.run_status WHERE namespace = $1 AND billing_period = $2 AND currency = $3
+FROM finance.run_status
+WHERE namespace = $1 AND billing_period = $2 AND ($3::text = '' OR currency = $3::text)
+ORDER BY currency
 `
 
-type RunStatusGetParams struct {
-	Namespace     string
-	BillingPeriod string
-	Currency      string
+type RunStatusForPeriodParams struct {
+	Namespace     string `json:"namespace"`
+	BillingPeriod string `json:"billing_period"`
+	Currency      string `json:"currency"`
 }
 
-type RunStatusGetRow struct {
-	RunID              int64
-	Namespace          string
-	BillingPeriod      string
-	Currency           string
-	Status             string
-	StatusReason       string
-	StatusDetail       string
-	ExpectedCount      *int64
-	ExpectedTotalCents int64
-	CapCents           int64
-	AllocatedCents     int64
-	UnallocatedCents   int64
-	IngestedCount      int64
-	IngestedCents      int64
-	MissingCount       *int64
-	MissingCents       int64
-	ChargedCount       int64
-	ChargedCents       int64
-	DeclinedCount      int64
-	DeclinedCents      int64
-	PendingCount       int64
-	PendingCents       int64
-	ChargingCount      int64
-	ChargingCents      int64
-	ParkedCount        int64
-	ParkedCents        int64
-	VoidedCount        int64
-	NothingDueCount    int64
-	InDoubtCount       int64
-	OpenConflicts      int64
-	OpenedBy           string
-	OpenedAt           time.Time
-	ClosedAt           *time.Time
+type RunStatusForPeriodRow struct {
+	RunID              int64      `json:"run_id"`
+	Namespace          string     `json:"namespace"`
+	BillingPeriod      string     `json:"billing_period"`
+	Currency           string     `json:"currency"`
+	Status             string     `json:"status"`
+	StatusReason       string     `json:"status_reason"`
+	StatusDetail       string     `json:"status_detail"`
+	ExpectedCount      *int64     `json:"expected_count"`
+	ExpectedTotalCents int64      `json:"expected_total_cents"`
+	CapCents           int64      `json:"cap_cents"`
+	AllocatedCents     int64      `json:"allocated_cents"`
+	UnallocatedCents   int64      `json:"unallocated_cents"`
+	IngestedCount      int64      `json:"ingested_count"`
+	IngestedCents      int64      `json:"ingested_cents"`
+	MissingCount       *int64     `json:"missing_count"`
+	MissingCents       int64      `json:"missing_cents"`
+	ChargedCount       int64      `json:"charged_count"`
+	ChargedCents       int64      `json:"charged_cents"`
+	DeclinedCount      int64      `json:"declined_count"`
+	DeclinedCents      int64      `json:"declined_cents"`
+	PendingCount       int64      `json:"pending_count"`
+	PendingCents       int64      `json:"pending_cents"`
+	ChargingCount      int64      `json:"charging_count"`
+	ChargingCents      int64      `json:"charging_cents"`
+	ParkedCount        int64      `json:"parked_count"`
+	ParkedCents        int64      `json:"parked_cents"`
+	VoidedCount        int64      `json:"voided_count"`
+	NothingDueCount    int64      `json:"nothing_due_count"`
+	InDoubtCount       int64      `json:"in_doubt_count"`
+	OpenConflicts      int64      `json:"open_conflicts"`
+	OpenedBy           string     `json:"opened_by"`
+	OpenedAt           time.Time  `json:"opened_at"`
+	ClosedAt           *time.Time `json:"closed_at"`
 }
 
-func (q *Queries) RunStatusGet(ctx context.Context, db DBTX, arg RunStatusGetParams) (RunStatusGetRow, error) {
-	row := db.QueryRow(ctx, runStatusGet, arg.Namespace, arg.BillingPeriod, arg.Currency)
-	var i RunStatusGetRow
-	err := row.Scan(
-		&i.RunID,
-		&i.Namespace,
-		&i.BillingPeriod,
-		&i.Currency,
-		&i.Status,
-		&i.StatusReason,
-		&i.StatusDetail,
-		&i.ExpectedCount,
-		&i.ExpectedTotalCents,
-		&i.CapCents,
-		&i.AllocatedCents,
-		&i.UnallocatedCents,
-		&i.IngestedCount,
-		&i.IngestedCents,
-		&i.MissingCount,
-		&i.MissingCents,
-		&i.ChargedCount,
-		&i.ChargedCents,
-		&i.DeclinedCount,
-		&i.DeclinedCents,
-		&i.PendingCount,
-		&i.PendingCents,
-		&i.ChargingCount,
-		&i.ChargingCents,
-		&i.ParkedCount,
-		&i.ParkedCents,
-		&i.VoidedCount,
-		&i.NothingDueCount,
-		&i.InDoubtCount,
-		&i.OpenConflicts,
-		&i.OpenedBy,
-		&i.OpenedAt,
-		&i.ClosedAt,
-	)
-	return i, err
+func (q *Queries) RunStatusForPeriod(ctx context.Context, db DBTX, arg RunStatusForPeriodParams) ([]RunStatusForPeriodRow, error) {
+	rows, err := db.Query(ctx, runStatusForPeriod, arg.Namespace, arg.BillingPeriod, arg.Currency)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []RunStatusForPeriodRow
+	for rows.Next() {
+		var i RunStatusForPeriodRow
+		if err := rows.Scan(
+			&i.RunID,
+			&i.Namespace,
+			&i.BillingPeriod,
+			&i.Currency,
+			&i.Status,
+			&i.StatusReason,
+			&i.StatusDetail,
+			&i.ExpectedCount,
+			&i.ExpectedTotalCents,
+			&i.CapCents,
+			&i.AllocatedCents,
+			&i.UnallocatedCents,
+			&i.IngestedCount,
+			&i.IngestedCents,
+			&i.MissingCount,
+			&i.MissingCents,
+			&i.ChargedCount,
+			&i.ChargedCents,
+			&i.DeclinedCount,
+			&i.DeclinedCents,
+			&i.PendingCount,
+			&i.PendingCents,
+			&i.ChargingCount,
+			&i.ChargingCents,
+			&i.ParkedCount,
+			&i.ParkedCents,
+			&i.VoidedCount,
+			&i.NothingDueCount,
+			&i.InDoubtCount,
+			&i.OpenConflicts,
+			&i.OpenedBy,
+			&i.OpenedAt,
+			&i.ClosedAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const runStatusList = `-- name: RunStatusList :many
@@ -1518,39 +1533,39 @@ FROM finance.run_status ORDER BY opened_at DESC, run_id DESC LIMIT $1
 `
 
 type RunStatusListRow struct {
-	RunID              int64
-	Namespace          string
-	BillingPeriod      string
-	Currency           string
-	Status             string
-	StatusReason       string
-	StatusDetail       string
-	ExpectedCount      *int64
-	ExpectedTotalCents int64
-	CapCents           int64
-	AllocatedCents     int64
-	UnallocatedCents   int64
-	IngestedCount      int64
-	IngestedCents      int64
-	MissingCount       *int64
-	MissingCents       int64
-	ChargedCount       int64
-	ChargedCents       int64
-	DeclinedCount      int64
-	DeclinedCents      int64
-	PendingCount       int64
-	PendingCents       int64
-	ChargingCount      int64
-	ChargingCents      int64
-	ParkedCount        int64
-	ParkedCents        int64
-	VoidedCount        int64
-	NothingDueCount    int64
-	InDoubtCount       int64
-	OpenConflicts      int64
-	OpenedBy           string
-	OpenedAt           time.Time
-	ClosedAt           *time.Time
+	RunID              int64      `json:"run_id"`
+	Namespace          string     `json:"namespace"`
+	BillingPeriod      string     `json:"billing_period"`
+	Currency           string     `json:"currency"`
+	Status             string     `json:"status"`
+	StatusReason       string     `json:"status_reason"`
+	StatusDetail       string     `json:"status_detail"`
+	ExpectedCount      *int64     `json:"expected_count"`
+	ExpectedTotalCents int64      `json:"expected_total_cents"`
+	CapCents           int64      `json:"cap_cents"`
+	AllocatedCents     int64      `json:"allocated_cents"`
+	UnallocatedCents   int64      `json:"unallocated_cents"`
+	IngestedCount      int64      `json:"ingested_count"`
+	IngestedCents      int64      `json:"ingested_cents"`
+	MissingCount       *int64     `json:"missing_count"`
+	MissingCents       int64      `json:"missing_cents"`
+	ChargedCount       int64      `json:"charged_count"`
+	ChargedCents       int64      `json:"charged_cents"`
+	DeclinedCount      int64      `json:"declined_count"`
+	DeclinedCents      int64      `json:"declined_cents"`
+	PendingCount       int64      `json:"pending_count"`
+	PendingCents       int64      `json:"pending_cents"`
+	ChargingCount      int64      `json:"charging_count"`
+	ChargingCents      int64      `json:"charging_cents"`
+	ParkedCount        int64      `json:"parked_count"`
+	ParkedCents        int64      `json:"parked_cents"`
+	VoidedCount        int64      `json:"voided_count"`
+	NothingDueCount    int64      `json:"nothing_due_count"`
+	InDoubtCount       int64      `json:"in_doubt_count"`
+	OpenConflicts      int64      `json:"open_conflicts"`
+	OpenedBy           string     `json:"opened_by"`
+	OpenedAt           time.Time  `json:"opened_at"`
+	ClosedAt           *time.Time `json:"closed_at"`
 }
 
 func (q *Queries) RunStatusList(ctx context.Context, db DBTX, maxRows int32) ([]RunStatusListRow, error) {
@@ -1614,16 +1629,16 @@ ORDER BY status, status_reason
 `
 
 type RunStatusReasonsParams struct {
-	Namespace     string
-	BillingPeriod string
-	Currency      string
+	Namespace     string `json:"namespace"`
+	BillingPeriod string `json:"billing_period"`
+	Currency      string `json:"currency"`
 }
 
 type RunStatusReasonsRow struct {
-	Status       string
-	StatusReason string
-	Intents      int64
-	AmountCents  int64
+	Status       string `json:"status"`
+	StatusReason string `json:"status_reason"`
+	Intents      int64  `json:"intents"`
+	AmountCents  int64  `json:"amount_cents"`
 }
 
 func (q *Queries) RunStatusReasons(ctx context.Context, db DBTX, arg RunStatusReasonsParams) ([]RunStatusReasonsRow, error) {
@@ -1657,13 +1672,13 @@ FROM billing.vault_keys WHERE run_id = $1 AND state = 'active'
 `
 
 type VaultKeyActiveRow struct {
-	ID              int64
-	RunID           int64
-	Ciphertext      []byte
-	EncryptionKeyID *string
-	ProviderKeyID   *string
-	ExpiresAt       time.Time
-	Alive           bool
+	ID              int64     `json:"id"`
+	RunID           int64     `json:"run_id"`
+	Ciphertext      []byte    `json:"ciphertext"`
+	EncryptionKeyID *string   `json:"encryption_key_id"`
+	ProviderKeyID   *string   `json:"provider_key_id"`
+	ExpiresAt       time.Time `json:"expires_at"`
+	Alive           bool      `json:"alive"`
 }
 
 func (q *Queries) VaultKeyActive(ctx context.Context, db DBTX, runID int64) (VaultKeyActiveRow, error) {
@@ -1690,16 +1705,16 @@ RETURNING id, expires_at
 `
 
 type VaultKeyBeginParams struct {
-	RunID        int64
-	Label        string
-	UsdCapCents  int64
-	LeaseSeconds float64
-	TtlSeconds   float64
+	RunID        int64   `json:"run_id"`
+	Label        string  `json:"label"`
+	UsdCapCents  int64   `json:"usd_cap_cents"`
+	LeaseSeconds float64 `json:"lease_seconds"`
+	TtlSeconds   float64 `json:"ttl_seconds"`
 }
 
 type VaultKeyBeginRow struct {
-	ID        int64
-	ExpiresAt time.Time
+	ID        int64     `json:"id"`
+	ExpiresAt time.Time `json:"expires_at"`
 }
 
 // The leased row before the call. No row: another process is issuing at this moment.
@@ -1724,11 +1739,11 @@ WHERE id = $5 AND state = 'issuing'
 `
 
 type VaultKeyCompleteParams struct {
-	ProviderKeyID   string
-	Ciphertext      []byte
-	EncryptionKeyID *string
-	GrantedUntil    *time.Time
-	ID              int64
+	ProviderKeyID   string     `json:"provider_key_id"`
+	Ciphertext      []byte     `json:"ciphertext"`
+	EncryptionKeyID *string    `json:"encryption_key_id"`
+	GrantedUntil    *time.Time `json:"granted_until"`
+	ID              int64      `json:"id"`
 }
 
 func (q *Queries) VaultKeyComplete(ctx context.Context, db DBTX, arg VaultKeyCompleteParams) (int64, error) {
@@ -1751,8 +1766,8 @@ WHERE id = $2 AND state IN ('issuing', 'active')
 `
 
 type VaultKeyEndParams struct {
-	State string
-	ID    int64
+	State string `json:"state"`
+	ID    int64  `json:"id"`
 }
 
 func (q *Queries) VaultKeyEnd(ctx context.Context, db DBTX, arg VaultKeyEndParams) (int64, error) {
@@ -1774,4 +1789,45 @@ func (q *Queries) VaultKeyExpireLeases(ctx context.Context, db DBTX, runID int64
 		return 0, err
 	}
 	return result.RowsAffected(), nil
+}
+
+const withoutRunList = `-- name: WithoutRunList :many
+SELECT namespace, billing_period, currency, intents, amount_cents, oldest_at::timestamptz AS oldest_at FROM finance.without_run
+ORDER BY namespace, billing_period, currency
+`
+
+type WithoutRunListRow struct {
+	Namespace     string    `json:"namespace"`
+	BillingPeriod string    `json:"billing_period"`
+	Currency      string    `json:"currency"`
+	Intents       int64     `json:"intents"`
+	AmountCents   int64     `json:"amount_cents"`
+	OldestAt      time.Time `json:"oldest_at"`
+}
+
+func (q *Queries) WithoutRunList(ctx context.Context, db DBTX) ([]WithoutRunListRow, error) {
+	rows, err := db.Query(ctx, withoutRunList)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []WithoutRunListRow
+	for rows.Next() {
+		var i WithoutRunListRow
+		if err := rows.Scan(
+			&i.Namespace,
+			&i.BillingPeriod,
+			&i.Currency,
+			&i.Intents,
+			&i.AmountCents,
+			&i.OldestAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }

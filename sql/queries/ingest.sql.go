@@ -24,14 +24,14 @@ RETURNING id
 `
 
 type ConflictsInsertParams struct {
-	Source            string
-	IntentIds         []int64
-	AmountsCents      []int64
-	Currencies        []string
-	StripeCustomerIds []string
-	PaymentMethods    []string
-	Descriptions      []string
-	FirstPositions    []string
+	Source            string   `json:"source"`
+	IntentIds         []int64  `json:"intent_ids"`
+	AmountsCents      []int64  `json:"amounts_cents"`
+	Currencies        []string `json:"currencies"`
+	StripeCustomerIds []string `json:"stripe_customer_ids"`
+	PaymentMethods    []string `json:"payment_methods"`
+	Descriptions      []string `json:"descriptions"`
+	FirstPositions    []string `json:"first_positions"`
 }
 
 func (q *Queries) ConflictsInsert(ctx context.Context, db DBTX, arg ConflictsInsertParams) ([]int64, error) {
@@ -82,10 +82,10 @@ WHERE c.id = t.id AND c.id = ANY($2::bigint[])
 `
 
 type ConflictsRaiseParams struct {
-	Source        string
-	Ids           []int64
-	Deliveries    []int64
-	LastPositions []string
+	Source        string   `json:"source"`
+	Ids           []int64  `json:"ids"`
+	Deliveries    []int64  `json:"deliveries"`
+	LastPositions []string `json:"last_positions"`
 }
 
 func (q *Queries) ConflictsRaise(ctx context.Context, db DBTX, arg ConflictsRaiseParams) error {
@@ -112,17 +112,17 @@ CROSS JOIN LATERAL (
 `
 
 type ConflictsStandingParams struct {
-	IntentIds         []int64
-	AmountsCents      []int64
-	Currencies        []string
-	StripeCustomerIds []string
+	IntentIds         []int64  `json:"intent_ids"`
+	AmountsCents      []int64  `json:"amounts_cents"`
+	Currencies        []string `json:"currencies"`
+	StripeCustomerIds []string `json:"stripe_customer_ids"`
 }
 
 type ConflictsStandingRow struct {
-	Ordinal       int64
-	ID            int64
-	FirstSource   string
-	FirstPosition string
+	Ordinal       int64  `json:"ordinal"`
+	ID            int64  `json:"id"`
+	FirstSource   string `json:"first_source"`
+	FirstPosition string `json:"first_position"`
 }
 
 // As IntentsStanding.
@@ -164,17 +164,17 @@ ORDER BY partition_id
 `
 
 type EventHubCheckpointListParams struct {
-	EventHubNamespace string
-	EventHub          string
-	ConsumerGroup     string
+	EventHubNamespace string `json:"eventhub_namespace"`
+	EventHub          string `json:"eventhub"`
+	ConsumerGroup     string `json:"consumer_group"`
 }
 
 type EventHubCheckpointListRow struct {
-	PartitionID     string
-	HubCreatedAt    time.Time
-	SequenceNumber  int64
-	EventOffset     string
-	LastEnqueuedSeq int64
+	PartitionID     string    `json:"partition_id"`
+	HubCreatedAt    time.Time `json:"hub_created_at"`
+	SequenceNumber  int64     `json:"sequence_number"`
+	EventOffset     string    `json:"event_offset"`
+	LastEnqueuedSeq int64     `json:"last_enqueued_seq"`
 }
 
 func (q *Queries) EventHubCheckpointList(ctx context.Context, db DBTX, arg EventHubCheckpointListParams) ([]EventHubCheckpointListRow, error) {
@@ -235,23 +235,23 @@ FROM owner, standing
 `
 
 type EventHubCheckpointSetParams struct {
-	EventHubNamespace string
-	EventHub          string
-	ConsumerGroup     string
-	PartitionID       string
-	OwnerID           string
-	PreviousSeq       int64
-	HubCreatedAt      time.Time
-	SequenceNumber    int64
-	EventOffset       string
-	LastEnqueuedSeq   int64
+	EventHubNamespace string    `json:"eventhub_namespace"`
+	EventHub          string    `json:"eventhub"`
+	ConsumerGroup     string    `json:"consumer_group"`
+	PartitionID       string    `json:"partition_id"`
+	OwnerID           string    `json:"owner_id"`
+	PreviousSeq       int64     `json:"previous_seq"`
+	HubCreatedAt      time.Time `json:"hub_created_at"`
+	SequenceNumber    int64     `json:"sequence_number"`
+	EventOffset       string    `json:"event_offset"`
+	LastEnqueuedSeq   int64     `json:"last_enqueued_seq"`
 }
 
 type EventHubCheckpointSetRow struct {
-	Owned  bool
-	Intact bool
-	Moved  bool
-	Stands int64
+	Owned  bool  `json:"owned"`
+	Intact bool  `json:"intact"`
+	Moved  bool  `json:"moved"`
+	Stands int64 `json:"stands"`
 }
 
 // Writes the checkpoint if the owner is still the owner and the checkpoint still stands where this reader left it or beyond,
@@ -293,12 +293,12 @@ WHERE eventhub_namespace = $2 AND eventhub = $3 AND consumer_group = $4
 `
 
 type EventHubLastEnqueuedSetParams struct {
-	LastEnqueuedSeq   int64
-	EventHubNamespace string
-	EventHub          string
-	ConsumerGroup     string
-	PartitionID       string
-	HubCreatedAt      time.Time
+	LastEnqueuedSeq   int64     `json:"last_enqueued_seq"`
+	EventHubNamespace string    `json:"eventhub_namespace"`
+	EventHub          string    `json:"eventhub"`
+	ConsumerGroup     string    `json:"consumer_group"`
+	PartitionID       string    `json:"partition_id"`
+	HubCreatedAt      time.Time `json:"hub_created_at"`
 }
 
 // What an autoscaler reads as lag; only the generation that the reader saw.
@@ -321,10 +321,10 @@ WHERE eventhub_namespace = $1 AND eventhub = $2 AND consumer_group = $3
 `
 
 type EventHubOwnershipGetParams struct {
-	EventHubNamespace string
-	EventHub          string
-	ConsumerGroup     string
-	PartitionID       string
+	EventHubNamespace string `json:"eventhub_namespace"`
+	EventHub          string `json:"eventhub"`
+	ConsumerGroup     string `json:"consumer_group"`
+	PartitionID       string `json:"partition_id"`
 }
 
 func (q *Queries) EventHubOwnershipGet(ctx context.Context, db DBTX, arg EventHubOwnershipGetParams) (string, error) {
@@ -347,11 +347,11 @@ RETURNING etag
 `
 
 type EventHubOwnershipInsertParams struct {
-	EventHubNamespace string
-	EventHub          string
-	ConsumerGroup     string
-	PartitionID       string
-	OwnerID           string
+	EventHubNamespace string `json:"eventhub_namespace"`
+	EventHub          string `json:"eventhub"`
+	ConsumerGroup     string `json:"consumer_group"`
+	PartitionID       string `json:"partition_id"`
+	OwnerID           string `json:"owner_id"`
 }
 
 // No row: somebody else was first.
@@ -376,16 +376,16 @@ ORDER BY partition_id
 `
 
 type EventHubOwnershipListParams struct {
-	EventHubNamespace string
-	EventHub          string
-	ConsumerGroup     string
+	EventHubNamespace string `json:"eventhub_namespace"`
+	EventHub          string `json:"eventhub"`
+	ConsumerGroup     string `json:"consumer_group"`
 }
 
 type EventHubOwnershipListRow struct {
-	PartitionID string
-	OwnerID     string
-	Etag        int64
-	AgeSeconds  float64
+	PartitionID string  `json:"partition_id"`
+	OwnerID     string  `json:"owner_id"`
+	Etag        int64   `json:"etag"`
+	AgeSeconds  float64 `json:"age_seconds"`
 }
 
 // Relinquished rows (owner ”) are listed too: without them a partition that was given up would be claimed without its etag.
@@ -424,12 +424,12 @@ RETURNING etag
 `
 
 type EventHubOwnershipUpdateParams struct {
-	OwnerID           string
-	EventHubNamespace string
-	EventHub          string
-	ConsumerGroup     string
-	PartitionID       string
-	Etag              int64
+	OwnerID           string `json:"owner_id"`
+	EventHubNamespace string `json:"eventhub_namespace"`
+	EventHub          string `json:"eventhub"`
+	ConsumerGroup     string `json:"consumer_group"`
+	PartitionID       string `json:"partition_id"`
+	Etag              int64  `json:"etag"`
 }
 
 // No row: somebody else changed it since it was listed.
@@ -466,18 +466,18 @@ RETURNING id
 `
 
 type IntentsInsertParams struct {
-	Namespace         string
-	Source            string
-	CustomerIds       []string
-	BillingPeriods    []string
-	IdempotencyKeys   []string
-	StripeCustomerIds []string
-	AmountsCents      []int64
-	Currencies        []string
-	PaymentMethods    []string
-	Descriptions      []string
-	SourcePositions   []string
-	SourcesEnqueuedAt []time.Time
+	Namespace         string      `json:"namespace"`
+	Source            string      `json:"source"`
+	CustomerIds       []string    `json:"customer_ids"`
+	BillingPeriods    []string    `json:"billing_periods"`
+	IdempotencyKeys   []string    `json:"idempotency_keys"`
+	StripeCustomerIds []string    `json:"stripe_customer_ids"`
+	AmountsCents      []int64     `json:"amounts_cents"`
+	Currencies        []string    `json:"currencies"`
+	PaymentMethods    []string    `json:"payment_methods"`
+	Descriptions      []string    `json:"descriptions"`
+	SourcePositions   []string    `json:"source_positions"`
+	SourcesEnqueuedAt []time.Time `json:"sources_enqueued_at"`
 }
 
 // The arrays are sorted by key: two writers that meet each other's keys in opposite order would deadlock.
@@ -527,19 +527,19 @@ CROSS JOIN LATERAL (
 `
 
 type IntentsStandingParams struct {
-	BillingPeriods []string
-	CustomerIds    []string
-	Namespace      string
+	BillingPeriods []string `json:"billing_periods"`
+	CustomerIds    []string `json:"customer_ids"`
+	Namespace      string   `json:"namespace"`
 }
 
 type IntentsStandingRow struct {
-	Ordinal          int64
-	ID               int64
-	StripeCustomerID string
-	AmountCents      int64
-	Currency         string
-	Source           string
-	SourcePosition   string
+	Ordinal          int64  `json:"ordinal"`
+	ID               int64  `json:"id"`
+	StripeCustomerID string `json:"stripe_customer_id"`
+	AmountCents      int64  `json:"amount_cents"`
+	Currency         string `json:"currency"`
+	Source           string `json:"source"`
+	SourcePosition   string `json:"source_position"`
 }
 
 // What stands under each of these keys. ordinal is the key's place in the arrays, from 1.
@@ -578,8 +578,8 @@ SELECT period_format, many_per_stripe_customer FROM billing.namespaces WHERE nam
 `
 
 type NamespaceGetRow struct {
-	PeriodFormat          string
-	ManyPerStripeCustomer bool
+	PeriodFormat          string `json:"period_format"`
+	ManyPerStripeCustomer bool   `json:"many_per_stripe_customer"`
 }
 
 func (q *Queries) NamespaceGet(ctx context.Context, db DBTX, namespace string) (NamespaceGetRow, error) {
@@ -596,9 +596,9 @@ ON CONFLICT (namespace) DO NOTHING
 `
 
 type NamespaceRegisterParams struct {
-	Namespace             string
-	PeriodFormat          string
-	ManyPerStripeCustomer bool
+	Namespace             string `json:"namespace"`
+	PeriodFormat          string `json:"period_format"`
+	ManyPerStripeCustomer bool   `json:"many_per_stripe_customer"`
 }
 
 func (q *Queries) NamespaceRegister(ctx context.Context, db DBTX, arg NamespaceRegisterParams) error {
@@ -611,13 +611,13 @@ SELECT mapping, mapping_fingerprint FROM billing.namespace_sources WHERE namespa
 `
 
 type NamespaceSourceGetParams struct {
-	Namespace string
-	Source    string
+	Namespace string `json:"namespace"`
+	Source    string `json:"source"`
 }
 
 type NamespaceSourceGetRow struct {
-	Mapping            []byte
-	MappingFingerprint string
+	Mapping            []byte `json:"mapping"`
+	MappingFingerprint string `json:"mapping_fingerprint"`
 }
 
 func (q *Queries) NamespaceSourceGet(ctx context.Context, db DBTX, arg NamespaceSourceGetParams) (NamespaceSourceGetRow, error) {
@@ -634,10 +634,10 @@ ON CONFLICT (namespace, source) DO NOTHING
 `
 
 type NamespaceSourceRegisterParams struct {
-	Namespace          string
-	Source             string
-	Mapping            []byte
-	MappingFingerprint string
+	Namespace          string `json:"namespace"`
+	Source             string `json:"source"`
+	Mapping            []byte `json:"mapping"`
+	MappingFingerprint string `json:"mapping_fingerprint"`
 }
 
 func (q *Queries) NamespaceSourceRegister(ctx context.Context, db DBTX, arg NamespaceSourceRegisterParams) error {
@@ -662,14 +662,14 @@ RETURNING id
 `
 
 type QuarantinedEventsInsertParams struct {
-	Namespace      string
-	Source         string
-	ObjectsSha256  [][]byte
-	ReasonCodes    []string
-	Fields         []string
-	Reasons        []string
-	Raws           [][]byte
-	FirstPositions []string
+	Namespace      string   `json:"namespace"`
+	Source         string   `json:"source"`
+	ObjectsSha256  [][]byte `json:"objects_sha256"`
+	ReasonCodes    []string `json:"reason_codes"`
+	Fields         []string `json:"fields"`
+	Reasons        []string `json:"reasons"`
+	Raws           [][]byte `json:"raws"`
+	FirstPositions []string `json:"first_positions"`
 }
 
 func (q *Queries) QuarantinedEventsInsert(ctx context.Context, db DBTX, arg QuarantinedEventsInsertParams) ([]int64, error) {
@@ -720,10 +720,10 @@ WHERE q.id = t.id AND q.id = ANY($2::bigint[])
 `
 
 type QuarantinedEventsRaiseParams struct {
-	Source        string
-	Ids           []int64
-	Deliveries    []int64
-	LastPositions []string
+	Source        string   `json:"source"`
+	Ids           []int64  `json:"ids"`
+	Deliveries    []int64  `json:"deliveries"`
+	LastPositions []string `json:"last_positions"`
 }
 
 func (q *Queries) QuarantinedEventsRaise(ctx context.Context, db DBTX, arg QuarantinedEventsRaiseParams) error {
@@ -748,16 +748,16 @@ CROSS JOIN LATERAL (
 `
 
 type QuarantinedEventsStandingParams struct {
-	ObjectsSha256 [][]byte
-	ReasonCodes   []string
-	Namespace     string
+	ObjectsSha256 [][]byte `json:"objects_sha256"`
+	ReasonCodes   []string `json:"reason_codes"`
+	Namespace     string   `json:"namespace"`
 }
 
 type QuarantinedEventsStandingRow struct {
-	Ordinal       int64
-	ID            int64
-	FirstSource   string
-	FirstPosition string
+	Ordinal       int64  `json:"ordinal"`
+	ID            int64  `json:"id"`
+	FirstSource   string `json:"first_source"`
+	FirstPosition string `json:"first_position"`
 }
 
 // As IntentsStanding.
@@ -802,14 +802,14 @@ ON CONFLICT (namespace, source, source_partition) DO UPDATE SET
 `
 
 type SourceCountersAddParams struct {
-	Namespace        string
-	Source           string
-	SourcePartitions []string
-	Intents          []int64
-	Duplicates       []int64
-	Redeliveries     []int64
-	Conflicts        []int64
-	Quarantined      []int64
+	Namespace        string   `json:"namespace"`
+	Source           string   `json:"source"`
+	SourcePartitions []string `json:"source_partitions"`
+	Intents          []int64  `json:"intents"`
+	Duplicates       []int64  `json:"duplicates"`
+	Redeliveries     []int64  `json:"redeliveries"`
+	Conflicts        []int64  `json:"conflicts"`
+	Quarantined      []int64  `json:"quarantined"`
 }
 
 // The arrays are sorted by partition, for the same reason as the keys of IntentsInsert.

@@ -38,8 +38,8 @@ func (e *RiverRiverJobState) Scan(src interface{}) error {
 }
 
 type NullRiverRiverJobState struct {
-	RiverRiverJobState RiverRiverJobState
-	Valid              bool // Valid is true if RiverRiverJobState is not NULL
+	RiverRiverJobState RiverRiverJobState `json:"river_river_job_state"`
+	Valid              bool               `json:"valid"` // Valid is true if RiverRiverJobState is not NULL
 }
 
 // Scan implements the Scanner interface.
@@ -61,434 +61,445 @@ func (ns NullRiverRiverJobState) Value() (driver.Value, error) {
 }
 
 type BillingChargeAttempt struct {
-	ID             int64
-	IntentID       int64
-	KeyGeneration  int32
-	ClaimNumber    int32
-	Operation      string
-	IdempotencyKey string
-	RiverJobID     *int64
-	Worker         string
-	VaultKeyID     *int64
-	RunResumeCount int32
-	StartedAt      time.Time
-	LeaseUntil     time.Time
-	FinishedAt     *time.Time
-	Result         *string
-	HttpStatus     *int32
-	RequestID      *string
-	Replayed       bool
-	ErrorType      *string
-	ErrorCode      *string
-	DeclineCode    *string
-	ObjectID       *string
-	Detail         *string
-	ResolvedAt     *time.Time
-	Resolution     *string
+	ID             int64      `json:"id"`
+	IntentID       int64      `json:"intent_id"`
+	KeyGeneration  int32      `json:"key_generation"`
+	ClaimNumber    int32      `json:"claim_number"`
+	Operation      string     `json:"operation"`
+	IdempotencyKey string     `json:"idempotency_key"`
+	RiverJobID     *int64     `json:"river_job_id"`
+	Worker         string     `json:"worker"`
+	VaultKeyID     *int64     `json:"vault_key_id"`
+	RunResumeCount int32      `json:"run_resume_count"`
+	StartedAt      time.Time  `json:"started_at"`
+	LeaseUntil     time.Time  `json:"lease_until"`
+	FinishedAt     *time.Time `json:"finished_at"`
+	Result         *string    `json:"result"`
+	HttpStatus     *int32     `json:"http_status"`
+	RequestID      *string    `json:"request_id"`
+	Replayed       bool       `json:"replayed"`
+	ErrorType      *string    `json:"error_type"`
+	ErrorCode      *string    `json:"error_code"`
+	DeclineCode    *string    `json:"decline_code"`
+	ObjectID       *string    `json:"object_id"`
+	Detail         *string    `json:"detail"`
+	ResolvedAt     *time.Time `json:"resolved_at"`
+	Resolution     *string    `json:"resolution"`
 }
 
 type BillingChargeRequest struct {
-	IntentID         int64
-	KeyGeneration    int32
-	IdempotencyKey   string
-	StripeAPI        string
-	Path             string
-	Body             []byte
-	APIVersion       string
-	StripeAccount    string
-	Livemode         *bool
-	Customer         string
-	AmountCents      int64
-	Currency         string
-	PaymentMethod    *string
-	FirstSentAt      time.Time
-	ObjectID         *string
-	ObjectCanceledAt *time.Time
-	SawServerError   bool
-	DeclineCode      *string
-	AdviceCode       *string
+	IntentID         int64      `json:"intent_id"`
+	KeyGeneration    int32      `json:"key_generation"`
+	IdempotencyKey   string     `json:"idempotency_key"`
+	StripeAPI        string     `json:"stripe_api"`
+	Path             string     `json:"path"`
+	Body             []byte     `json:"body"`
+	APIVersion       string     `json:"api_version"`
+	StripeAccount    string     `json:"stripe_account"`
+	Livemode         *bool      `json:"livemode"`
+	Customer         string     `json:"customer"`
+	AmountCents      int64      `json:"amount_cents"`
+	Currency         string     `json:"currency"`
+	PaymentMethod    *string    `json:"payment_method"`
+	FirstSentAt      time.Time  `json:"first_sent_at"`
+	ObjectID         *string    `json:"object_id"`
+	ObjectCanceledAt *time.Time `json:"object_canceled_at"`
+	SawServerError   bool       `json:"saw_server_error"`
+	DeclineCode      *string    `json:"decline_code"`
+	AdviceCode       *string    `json:"advice_code"`
 }
 
 type BillingChargingSwitch struct {
-	OnlyRow   bool
-	Stopped   bool
-	Reason    string
-	Actor     string
-	ChangedAt time.Time
+	OnlyRow   bool      `json:"only_row"`
+	Stopped   bool      `json:"stopped"`
+	Reason    string    `json:"reason"`
+	Actor     string    `json:"actor"`
+	ChangedAt time.Time `json:"changed_at"`
 }
 
 type BillingConflict struct {
-	ID               int64
-	IntentID         int64
-	AmountCents      int64
-	Currency         string
-	StripeCustomerID string
-	PaymentMethod    *string
-	Description      *string
-	Deliveries       int64
-	FirstSource      string
-	FirstPosition    string
-	LastSource       string
-	LastPosition     string
-	CreatedAt        time.Time
-	LastSeenAt       time.Time
-	ResolvedAt       *time.Time
-	Resolution       *string
-	ResolvedBy       *string
+	ID               int64      `json:"id"`
+	IntentID         int64      `json:"intent_id"`
+	AmountCents      int64      `json:"amount_cents"`
+	Currency         string     `json:"currency"`
+	StripeCustomerID string     `json:"stripe_customer_id"`
+	PaymentMethod    *string    `json:"payment_method"`
+	Description      *string    `json:"description"`
+	Deliveries       int64      `json:"deliveries"`
+	FirstSource      string     `json:"first_source"`
+	FirstPosition    string     `json:"first_position"`
+	LastSource       string     `json:"last_source"`
+	LastPosition     string     `json:"last_position"`
+	CreatedAt        time.Time  `json:"created_at"`
+	LastSeenAt       time.Time  `json:"last_seen_at"`
+	ResolvedAt       *time.Time `json:"resolved_at"`
+	Resolution       *string    `json:"resolution"`
+	ResolvedBy       *string    `json:"resolved_by"`
 }
 
 type BillingEventhubCheckpoint struct {
-	EventHubNamespace string
-	EventHub          string
-	ConsumerGroup     string
-	PartitionID       string
-	HubCreatedAt      time.Time
-	SequenceNumber    int64
-	EventOffset       string
-	LastEnqueuedSeq   int64
-	UpdatedAt         time.Time
+	EventHubNamespace string    `json:"eventhub_namespace"`
+	EventHub          string    `json:"eventhub"`
+	ConsumerGroup     string    `json:"consumer_group"`
+	PartitionID       string    `json:"partition_id"`
+	HubCreatedAt      time.Time `json:"hub_created_at"`
+	SequenceNumber    int64     `json:"sequence_number"`
+	EventOffset       string    `json:"event_offset"`
+	LastEnqueuedSeq   int64     `json:"last_enqueued_seq"`
+	UpdatedAt         time.Time `json:"updated_at"`
 }
 
 type BillingEventhubOwnership struct {
-	EventHubNamespace string
-	EventHub          string
-	ConsumerGroup     string
-	PartitionID       string
-	OwnerID           string
-	Etag              int64
-	ModifiedAt        time.Time
+	EventHubNamespace string    `json:"eventhub_namespace"`
+	EventHub          string    `json:"eventhub"`
+	ConsumerGroup     string    `json:"consumer_group"`
+	PartitionID       string    `json:"partition_id"`
+	OwnerID           string    `json:"owner_id"`
+	Etag              int64     `json:"etag"`
+	ModifiedAt        time.Time `json:"modified_at"`
 }
 
 type BillingIntent struct {
-	ID               int64
-	Namespace        string
-	CustomerID       string
-	BillingPeriod    string
-	IdempotencyKey   string
-	StripeCustomerID string
-	AmountCents      int64
-	Currency         string
-	PaymentMethod    *string
-	Description      *string
-	Status           string
-	StatusReason     string
-	StatusDetail     *string
-	ChargeID         *string
-	PaymentIntentID  *string
-	KeyGeneration    int32
-	RunID            *int64
-	ReservedCents    *int64
-	GuardsCustomer   bool
-	RiverJobID       *int64
-	Redispatches     int32
-	ClaimNumber      int32
-	LeaseUntil       *time.Time
-	Source           string
-	SourcePosition   string
-	SourceEnqueuedAt *time.Time
-	CreatedAt        time.Time
-	UpdatedAt        time.Time
+	ID               int64      `json:"id"`
+	Namespace        string     `json:"namespace"`
+	CustomerID       string     `json:"customer_id"`
+	BillingPeriod    string     `json:"billing_period"`
+	IdempotencyKey   string     `json:"idempotency_key"`
+	StripeCustomerID string     `json:"stripe_customer_id"`
+	AmountCents      int64      `json:"amount_cents"`
+	Currency         string     `json:"currency"`
+	PaymentMethod    *string    `json:"payment_method"`
+	Description      *string    `json:"description"`
+	Status           string     `json:"status"`
+	StatusReason     string     `json:"status_reason"`
+	StatusDetail     *string    `json:"status_detail"`
+	ChargeID         *string    `json:"charge_id"`
+	PaymentIntentID  *string    `json:"payment_intent_id"`
+	KeyGeneration    int32      `json:"key_generation"`
+	RunID            *int64     `json:"run_id"`
+	ReservedCents    *int64     `json:"reserved_cents"`
+	GuardsCustomer   bool       `json:"guards_customer"`
+	RiverJobID       *int64     `json:"river_job_id"`
+	Redispatches     int32      `json:"redispatches"`
+	ClaimNumber      int32      `json:"claim_number"`
+	LeaseUntil       *time.Time `json:"lease_until"`
+	Source           string     `json:"source"`
+	SourcePosition   string     `json:"source_position"`
+	SourceEnqueuedAt *time.Time `json:"source_enqueued_at"`
+	CreatedAt        time.Time  `json:"created_at"`
+	UpdatedAt        time.Time  `json:"updated_at"`
 }
 
 type BillingNamespace struct {
-	Namespace             string
-	PeriodFormat          string
-	ManyPerStripeCustomer bool
-	CreatedAt             time.Time
+	Namespace             string    `json:"namespace"`
+	PeriodFormat          string    `json:"period_format"`
+	ManyPerStripeCustomer bool      `json:"many_per_stripe_customer"`
+	CreatedAt             time.Time `json:"created_at"`
 }
 
 type BillingNamespaceSource struct {
-	Namespace          string
-	Source             string
-	Mapping            []byte
-	MappingFingerprint string
-	CreatedAt          time.Time
+	Namespace          string    `json:"namespace"`
+	Source             string    `json:"source"`
+	Mapping            []byte    `json:"mapping"`
+	MappingFingerprint string    `json:"mapping_fingerprint"`
+	CreatedAt          time.Time `json:"created_at"`
 }
 
 type BillingOperatorAction struct {
-	ID       int64
-	At       time.Time
-	Actor    string
-	Action   string
-	RunID    *int64
-	IntentID *int64
-	Reason   string
-	Detail   []byte
+	ID       int64     `json:"id"`
+	At       time.Time `json:"at"`
+	Actor    string    `json:"actor"`
+	Action   string    `json:"action"`
+	RunID    *int64    `json:"run_id"`
+	IntentID *int64    `json:"intent_id"`
+	Reason   string    `json:"reason"`
+	Detail   []byte    `json:"detail"`
 }
 
 type BillingQuarantinedEvent struct {
-	ID            int64
-	Namespace     string
-	ObjectSHA256  []byte
-	ReasonCode    string
-	Field         string
-	Reason        string
-	Raw           []byte
-	Deliveries    int64
-	FirstSource   string
-	FirstPosition string
-	LastSource    string
-	LastPosition  string
-	CreatedAt     time.Time
-	LastSeenAt    time.Time
-	ResolvedAt    *time.Time
-	ResolvedBy    *string
-	Resolution    *string
+	ID            int64      `json:"id"`
+	Namespace     string     `json:"namespace"`
+	ObjectSHA256  []byte     `json:"object_sha256"`
+	ReasonCode    string     `json:"reason_code"`
+	Field         string     `json:"field"`
+	Reason        string     `json:"reason"`
+	Raw           []byte     `json:"raw"`
+	Deliveries    int64      `json:"deliveries"`
+	FirstSource   string     `json:"first_source"`
+	FirstPosition string     `json:"first_position"`
+	LastSource    string     `json:"last_source"`
+	LastPosition  string     `json:"last_position"`
+	CreatedAt     time.Time  `json:"created_at"`
+	LastSeenAt    time.Time  `json:"last_seen_at"`
+	ResolvedAt    *time.Time `json:"resolved_at"`
+	ResolvedBy    *string    `json:"resolved_by"`
+	Resolution    *string    `json:"resolution"`
 }
 
 type BillingRateBudget struct {
-	Kind      string
-	Slot      int64
-	Taken     int32
-	Percent   int32
-	PercentAt time.Time
+	Kind      string    `json:"kind"`
+	Slot      int64     `json:"slot"`
+	Taken     int32     `json:"taken"`
+	Percent   int32     `json:"percent"`
+	PercentAt time.Time `json:"percent_at"`
 }
 
 type BillingRun struct {
-	ID                 int64
-	Namespace          string
-	BillingPeriod      string
-	Currency           string
-	Status             string
-	StatusReason       string
-	StatusDetail       string
-	ExpectedTotalCents int64
-	ExpectedCount      *int64
-	HeadroomPercent    string
-	CapCents           int64
-	AllocatedCents     int64
-	ResumeCount        int32
-	VaultUsdCapCents   *int64
-	StripeAccount      *string
-	Livemode           *bool
-	OpenedBy           string
-	OpenedAt           time.Time
-	UpdatedAt          time.Time
-	ClosedAt           *time.Time
+	ID                 int64      `json:"id"`
+	Namespace          string     `json:"namespace"`
+	BillingPeriod      string     `json:"billing_period"`
+	Currency           string     `json:"currency"`
+	Status             string     `json:"status"`
+	StatusReason       string     `json:"status_reason"`
+	StatusDetail       string     `json:"status_detail"`
+	ExpectedTotalCents int64      `json:"expected_total_cents"`
+	ExpectedCount      *int64     `json:"expected_count"`
+	HeadroomPercent    string     `json:"headroom_percent"`
+	CapCents           int64      `json:"cap_cents"`
+	AllocatedCents     int64      `json:"allocated_cents"`
+	ResumeCount        int32      `json:"resume_count"`
+	VaultUsdCapCents   *int64     `json:"vault_usd_cap_cents"`
+	StripeAccount      *string    `json:"stripe_account"`
+	Livemode           *bool      `json:"livemode"`
+	OpenedBy           string     `json:"opened_by"`
+	OpenedAt           time.Time  `json:"opened_at"`
+	UpdatedAt          time.Time  `json:"updated_at"`
+	ClosedAt           *time.Time `json:"closed_at"`
 }
 
 type BillingSchemaMigration struct {
-	ID        int32
-	VersionID int64
-	IsApplied bool
-	Tstamp    pgtype.Timestamp
+	ID        int32            `json:"id"`
+	VersionID int64            `json:"version_id"`
+	IsApplied bool             `json:"is_applied"`
+	Tstamp    pgtype.Timestamp `json:"tstamp"`
 }
 
 type BillingSourceCounter struct {
-	Namespace       string
-	Source          string
-	SourcePartition string
-	Intents         int64
-	Duplicates      int64
-	Redeliveries    int64
-	Conflicts       int64
-	Quarantined     int64
-	UpdatedAt       time.Time
+	Namespace       string    `json:"namespace"`
+	Source          string    `json:"source"`
+	SourcePartition string    `json:"source_partition"`
+	Intents         int64     `json:"intents"`
+	Duplicates      int64     `json:"duplicates"`
+	Redeliveries    int64     `json:"redeliveries"`
+	Conflicts       int64     `json:"conflicts"`
+	Quarantined     int64     `json:"quarantined"`
+	UpdatedAt       time.Time `json:"updated_at"`
 }
 
 type BillingVaultKey struct {
-	ID              int64
-	RunID           int64
-	State           string
-	Label           string
-	ProviderKeyID   *string
-	Ciphertext      []byte
-	EncryptionKeyID *string
-	UsdCapCents     int64
-	LeaseUntil      time.Time
-	IssuedAt        *time.Time
-	ExpiresAt       time.Time
-	EndedAt         *time.Time
-	CreatedAt       time.Time
+	ID              int64      `json:"id"`
+	RunID           int64      `json:"run_id"`
+	State           string     `json:"state"`
+	Label           string     `json:"label"`
+	ProviderKeyID   *string    `json:"provider_key_id"`
+	Ciphertext      []byte     `json:"ciphertext"`
+	EncryptionKeyID *string    `json:"encryption_key_id"`
+	UsdCapCents     int64      `json:"usd_cap_cents"`
+	LeaseUntil      time.Time  `json:"lease_until"`
+	IssuedAt        *time.Time `json:"issued_at"`
+	ExpiresAt       time.Time  `json:"expires_at"`
+	EndedAt         *time.Time `json:"ended_at"`
+	CreatedAt       time.Time  `json:"created_at"`
 }
 
 // Events with the key of an intent but other terms; the first one stays the intent until a person decides.
 type FinanceConflict struct {
-	ID                     int64
-	Namespace              string
-	BillingPeriod          string
-	CustomerID             string
-	IntentID               int64
-	IntentStatus           string
-	IntentAmountCents      int64
-	IntentCurrency         string
-	IntentAmount           pgtype.Numeric
-	IntentStripeCustomerID string
-	OtherAmountCents       int64
-	OtherCurrency          string
-	OtherAmount            pgtype.Numeric
-	OtherStripeCustomerID  string
-	Deliveries             int64
-	IntentSource           string
-	IntentPosition         string
-	OtherFirstSource       string
-	OtherFirstPosition     string
-	OtherLastSource        string
-	OtherLastPosition      string
-	CreatedAt              time.Time
-	LastSeenAt             time.Time
-	ResolvedAt             *time.Time
-	Resolution             *string
-	ResolvedBy             *string
+	ID                     int64          `json:"id"`
+	Namespace              string         `json:"namespace"`
+	BillingPeriod          string         `json:"billing_period"`
+	CustomerID             string         `json:"customer_id"`
+	IntentID               int64          `json:"intent_id"`
+	IntentStatus           string         `json:"intent_status"`
+	IntentAmountCents      int64          `json:"intent_amount_cents"`
+	IntentCurrency         string         `json:"intent_currency"`
+	IntentAmount           pgtype.Numeric `json:"intent_amount"`
+	IntentStripeCustomerID string         `json:"intent_stripe_customer_id"`
+	OtherAmountCents       int64          `json:"other_amount_cents"`
+	OtherCurrency          string         `json:"other_currency"`
+	OtherAmount            pgtype.Numeric `json:"other_amount"`
+	OtherStripeCustomerID  string         `json:"other_stripe_customer_id"`
+	Deliveries             int64          `json:"deliveries"`
+	IntentSource           string         `json:"intent_source"`
+	IntentPosition         string         `json:"intent_position"`
+	OtherFirstSource       string         `json:"other_first_source"`
+	OtherFirstPosition     string         `json:"other_first_position"`
+	OtherLastSource        string         `json:"other_last_source"`
+	OtherLastPosition      string         `json:"other_last_position"`
+	CreatedAt              time.Time      `json:"created_at"`
+	LastSeenAt             time.Time      `json:"last_seen_at"`
+	ResolvedAt             *time.Time     `json:"resolved_at"`
+	Resolution             *string        `json:"resolution"`
+	ResolvedBy             *string        `json:"resolved_by"`
 }
 
 // One row a billing intent: what a customer owes for a period, where it stands, and why.
 type FinanceIntent struct {
-	ID               int64
-	Namespace        string
-	BillingPeriod    string
-	CustomerID       string
-	StripeCustomerID string
+	ID               int64  `json:"id"`
+	Namespace        string `json:"namespace"`
+	BillingPeriod    string `json:"billing_period"`
+	CustomerID       string `json:"customer_id"`
+	StripeCustomerID string `json:"stripe_customer_id"`
 	// In the minor unit of the currency: whole yen for jpy. The column amount has the decimals.
-	AmountCents     int64
-	Currency        string
-	Amount          pgtype.Numeric
-	Status          string
-	StatusReason    string
-	StatusDetail    *string
-	ChargeID        *string
-	PaymentIntentID *string
-	IdempotencyKey  string
-	KeyGeneration   int32
-	FirstSentAt     *time.Time
-	DeclineCode     *string
+	AmountCents     int64          `json:"amount_cents"`
+	Currency        string         `json:"currency"`
+	Amount          pgtype.Numeric `json:"amount"`
+	Status          string         `json:"status"`
+	StatusReason    string         `json:"status_reason"`
+	StatusDetail    *string        `json:"status_detail"`
+	ChargeID        *string        `json:"charge_id"`
+	PaymentIntentID *string        `json:"payment_intent_id"`
+	IdempotencyKey  string         `json:"idempotency_key"`
+	KeyGeneration   int32          `json:"key_generation"`
+	FirstSentAt     *time.Time     `json:"first_sent_at"`
+	DeclineCode     *string        `json:"decline_code"`
 	// A call to Stripe ended, or should have, and nobody knows yet whether it charged.
-	InDoubt            bool
-	ChargeAttemptCount int64
-	OpenConflict       bool
+	InDoubt            bool  `json:"in_doubt"`
+	ChargeAttemptCount int64 `json:"charge_attempt_count"`
+	OpenConflict       bool  `json:"open_conflict"`
 	// Other namespaces with the same customer and period: perhaps one obligation billed twice.
-	AlsoInNamespaces []string
-	RunID            *int64
-	RiverJobID       *int64
-	Source           string
-	SourcePosition   string
-	CreatedAt        time.Time
-	UpdatedAt        time.Time
+	AlsoInNamespaces []string  `json:"also_in_namespaces"`
+	RunID            *int64    `json:"run_id"`
+	RiverJobID       *int64    `json:"river_job_id"`
+	Source           string    `json:"source"`
+	SourcePosition   string    `json:"source_position"`
+	CreatedAt        time.Time `json:"created_at"`
+	UpdatedAt        time.Time `json:"updated_at"`
 	// When the charge became certain here, by the database clock.
-	ChargedAt *time.Time
+	ChargedAt *time.Time `json:"charged_at"`
 }
 
 // How many intents and how much money stand where, for a namespace, period and currency.
 type FinancePeriodSummary struct {
-	Namespace     string
-	BillingPeriod string
-	Currency      string
-	Status        string
-	StatusReason  string
-	Intents       int64
-	AmountCents   int64
-	Amount        pgtype.Numeric
+	Namespace     string         `json:"namespace"`
+	BillingPeriod string         `json:"billing_period"`
+	Currency      string         `json:"currency"`
+	Status        string         `json:"status"`
+	StatusReason  string         `json:"status_reason"`
+	Intents       int64          `json:"intents"`
+	AmountCents   int64          `json:"amount_cents"`
+	Amount        pgtype.Numeric `json:"amount"`
 }
 
 // Events that cannot become an intent, with the reason and where they came from.
 type FinanceQuarantine struct {
-	ID            int64
-	Namespace     string
-	ReasonCode    string
-	Field         string
-	Reason        string
-	Deliveries    int64
-	FirstSource   string
-	FirstPosition string
-	LastSource    string
-	LastPosition  string
-	CreatedAt     time.Time
-	LastSeenAt    time.Time
-	ResolvedAt    *time.Time
-	Resolution    *string
-	ResolvedBy    *string
+	ID            int64      `json:"id"`
+	Namespace     string     `json:"namespace"`
+	ReasonCode    string     `json:"reason_code"`
+	Field         string     `json:"field"`
+	Reason        string     `json:"reason"`
+	Deliveries    int64      `json:"deliveries"`
+	FirstSource   string     `json:"first_source"`
+	FirstPosition string     `json:"first_position"`
+	LastSource    string     `json:"last_source"`
+	LastPosition  string     `json:"last_position"`
+	CreatedAt     time.Time  `json:"created_at"`
+	LastSeenAt    time.Time  `json:"last_seen_at"`
+	ResolvedAt    *time.Time `json:"resolved_at"`
+	Resolution    *string    `json:"resolution"`
+	ResolvedBy    *string    `json:"resolved_by"`
 }
 
 // One row a billing run: expected against ingested against charged. Columns in _cents are minor units, in _amount decimal.
 type FinanceRunStatus struct {
-	RunID              int64
-	Namespace          string
-	BillingPeriod      string
-	Currency           string
-	Status             string
-	StatusReason       string
-	StatusDetail       string
-	ExpectedCount      *int64
-	ExpectedTotalCents int64
-	CapCents           int64
-	AllocatedCents     int64
-	UnallocatedCents   int64
-	IngestedCount      int64
-	IngestedCents      int64
+	RunID              int64  `json:"run_id"`
+	Namespace          string `json:"namespace"`
+	BillingPeriod      string `json:"billing_period"`
+	Currency           string `json:"currency"`
+	Status             string `json:"status"`
+	StatusReason       string `json:"status_reason"`
+	StatusDetail       string `json:"status_detail"`
+	ExpectedCount      *int64 `json:"expected_count"`
+	ExpectedTotalCents int64  `json:"expected_total_cents"`
+	CapCents           int64  `json:"cap_cents"`
+	AllocatedCents     int64  `json:"allocated_cents"`
+	UnallocatedCents   int64  `json:"unallocated_cents"`
+	IngestedCount      int64  `json:"ingested_count"`
+	IngestedCents      int64  `json:"ingested_cents"`
 	// Expected less ingested: negative when more came than was expected; null when no count was expected.
-	MissingCount *int64
+	MissingCount *int64 `json:"missing_count"`
 	// Expected less ingested: negative when more came than was expected.
-	MissingCents        int64
-	ChargedCount        int64
-	ChargedCents        int64
-	DeclinedCount       int64
-	DeclinedCents       int64
-	PendingCount        int64
-	PendingCents        int64
-	ChargingCount       int64
-	ChargingCents       int64
-	ParkedCount         int64
-	ParkedCents         int64
-	VoidedCount         int64
-	NothingDueCount     int64
-	InDoubtCount        int64
-	OpenConflicts       int64
-	OpenedBy            string
-	OpenedAt            time.Time
-	ClosedAt            *time.Time
-	VoidedCents         int64
-	ExpectedTotalAmount pgtype.Numeric
-	CapAmount           pgtype.Numeric
-	AllocatedAmount     pgtype.Numeric
-	UnallocatedAmount   pgtype.Numeric
-	IngestedAmount      pgtype.Numeric
-	MissingAmount       pgtype.Numeric
-	ChargedAmount       pgtype.Numeric
-	DeclinedAmount      pgtype.Numeric
-	PendingAmount       pgtype.Numeric
-	ChargingAmount      pgtype.Numeric
-	ParkedAmount        pgtype.Numeric
-	VoidedAmount        pgtype.Numeric
+	MissingCents        int64          `json:"missing_cents"`
+	ChargedCount        int64          `json:"charged_count"`
+	ChargedCents        int64          `json:"charged_cents"`
+	DeclinedCount       int64          `json:"declined_count"`
+	DeclinedCents       int64          `json:"declined_cents"`
+	PendingCount        int64          `json:"pending_count"`
+	PendingCents        int64          `json:"pending_cents"`
+	ChargingCount       int64          `json:"charging_count"`
+	ChargingCents       int64          `json:"charging_cents"`
+	ParkedCount         int64          `json:"parked_count"`
+	ParkedCents         int64          `json:"parked_cents"`
+	VoidedCount         int64          `json:"voided_count"`
+	NothingDueCount     int64          `json:"nothing_due_count"`
+	InDoubtCount        int64          `json:"in_doubt_count"`
+	OpenConflicts       int64          `json:"open_conflicts"`
+	OpenedBy            string         `json:"opened_by"`
+	OpenedAt            time.Time      `json:"opened_at"`
+	ClosedAt            *time.Time     `json:"closed_at"`
+	VoidedCents         int64          `json:"voided_cents"`
+	ExpectedTotalAmount pgtype.Numeric `json:"expected_total_amount"`
+	CapAmount           pgtype.Numeric `json:"cap_amount"`
+	AllocatedAmount     pgtype.Numeric `json:"allocated_amount"`
+	UnallocatedAmount   pgtype.Numeric `json:"unallocated_amount"`
+	IngestedAmount      pgtype.Numeric `json:"ingested_amount"`
+	MissingAmount       pgtype.Numeric `json:"missing_amount"`
+	ChargedAmount       pgtype.Numeric `json:"charged_amount"`
+	DeclinedAmount      pgtype.Numeric `json:"declined_amount"`
+	PendingAmount       pgtype.Numeric `json:"pending_amount"`
+	ChargingAmount      pgtype.Numeric `json:"charging_amount"`
+	ParkedAmount        pgtype.Numeric `json:"parked_amount"`
+	VoidedAmount        pgtype.Numeric `json:"voided_amount"`
+}
+
+// Money that waits because nobody has opened its billing run.
+type FinanceWithoutRun struct {
+	Namespace     string         `json:"namespace"`
+	BillingPeriod string         `json:"billing_period"`
+	Currency      string         `json:"currency"`
+	Intents       int64          `json:"intents"`
+	AmountCents   int64          `json:"amount_cents"`
+	Amount        pgtype.Numeric `json:"amount"`
+	OldestAt      time.Time      `json:"oldest_at"`
 }
 
 type RiverRiverJob struct {
-	ID           int64
-	State        RiverRiverJobState
-	Attempt      int16
-	MaxAttempts  int16
-	AttemptedAt  *time.Time
-	CreatedAt    time.Time
-	FinalizedAt  *time.Time
-	ScheduledAt  time.Time
-	Priority     int16
-	Args         []byte
-	AttemptedBy  []string
-	Errors       [][]byte
-	Kind         string
-	Metadata     []byte
-	Queue        string
-	Tags         []string
-	UniqueKey    []byte
-	UniqueStates pgtype.Bits
+	ID           int64              `json:"id"`
+	State        RiverRiverJobState `json:"state"`
+	Attempt      int16              `json:"attempt"`
+	MaxAttempts  int16              `json:"max_attempts"`
+	AttemptedAt  *time.Time         `json:"attempted_at"`
+	CreatedAt    time.Time          `json:"created_at"`
+	FinalizedAt  *time.Time         `json:"finalized_at"`
+	ScheduledAt  time.Time          `json:"scheduled_at"`
+	Priority     int16              `json:"priority"`
+	Args         []byte             `json:"args"`
+	AttemptedBy  []string           `json:"attempted_by"`
+	Errors       [][]byte           `json:"errors"`
+	Kind         string             `json:"kind"`
+	Metadata     []byte             `json:"metadata"`
+	Queue        string             `json:"queue"`
+	Tags         []string           `json:"tags"`
+	UniqueKey    []byte             `json:"unique_key"`
+	UniqueStates pgtype.Bits        `json:"unique_states"`
 }
 
 type RiverRiverLeader struct {
-	ElectedAt time.Time
-	ExpiresAt time.Time
-	LeaderID  string
-	Name      string
+	ElectedAt time.Time `json:"elected_at"`
+	ExpiresAt time.Time `json:"expires_at"`
+	LeaderID  string    `json:"leader_id"`
+	Name      string    `json:"name"`
 }
 
 type RiverRiverMigration struct {
-	Line      string
-	Version   int64
-	CreatedAt time.Time
+	Line      string    `json:"line"`
+	Version   int64     `json:"version"`
+	CreatedAt time.Time `json:"created_at"`
 }
 
 type RiverRiverQueue struct {
-	Name      string
-	CreatedAt time.Time
-	Metadata  []byte
-	PausedAt  *time.Time
-	UpdatedAt time.Time
+	Name      string     `json:"name"`
+	CreatedAt time.Time  `json:"created_at"`
+	Metadata  []byte     `json:"metadata"`
+	PausedAt  *time.Time `json:"paused_at"`
+	UpdatedAt time.Time  `json:"updated_at"`
 }

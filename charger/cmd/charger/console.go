@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
@@ -18,12 +19,17 @@ type consoleCommand struct {
 	ConsolePassword daemon.Secret `help:"The operator's password." env:"CONSOLE_PASSWORD" placeholder:"PASSWORD"`
 }
 
+// minPasswordBytes keeps out what is guessed in an afternoon, slowed down as guesses are.
+const minPasswordBytes = 8
+
 // Validate is called by kong; it names the setting and the cure.
 func (c consoleCommand) Validate() error {
 	if err := c.database.Validate(); err != nil {
 		return err
 	}
 	switch {
+	case len(c.ConsolePassword) > 0 && len(c.ConsolePassword) < minPasswordBytes:
+		return &daemon.SettingError{Setting: "CONSOLE_PASSWORD", Problem: fmt.Sprintf("is shorter than %d characters", minPasswordBytes), Cure: "give a longer one, such as of `openssl rand -base64 18`"}
 	case c.ConsolePassword == "":
 		return &daemon.SettingError{Setting: "CONSOLE_PASSWORD", Problem: "is not set", Cure: "give the password that operators open the console with"}
 	case c.ConsoleUser == "" || strings.Contains(c.ConsoleUser, ":"):

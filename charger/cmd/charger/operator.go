@@ -11,7 +11,6 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"chargeonce/charger"
@@ -125,36 +124,61 @@ func (r *runOpen) Run(ctx context.Context, env daemon.Env) error {
 
 type runStatus struct {
 	database
-	whichRun
-	JSON bool `help:"Print JSON."`
+	Namespace string `help:"The business stream." required:"" env:"BILLING_NAMESPACE"`
+	Period    string `help:"The billing period, in the namespace's format." required:""`
+	Currency  string `help:"Three letters; all of the period's runs unless given."`
+	JSON      bool   `help:"Print JSON."`
 }
 
 func (r *runStatus) Run(ctx context.Context, env daemon.Env) error {
-	key, err := r.key()
-	if err != nil {
-		return err
+	key := queries.RunGetParams{Namespace: r.Namespace, BillingPeriod: r.Period}
+	if r.Currency != "" {
+		var err error
+		if key, err = (whichRun{Namespace: r.Namespace, Period: r.Period, Currency: r.Currency}).key(); err != nil {
+			return err
+		}
 	}
 	return asOperator(ctx, env, r.database, func(pool *pgxpool.Pool) error {
 		q := queries.New()
-		run, err := q.RunStatusGet(ctx, pool, queries.RunStatusGetParams(key))
-		if errors.Is(err, pgx.ErrNoRows) {
-			return &charger.RefusedError{Problem: fmt.Sprintf("there is no run of %s, %s, %s", key.Namespace, key.BillingPeriod, key.Currency), Cure: "see `charger run list`"}
-		}
+		runs, err := q.RunStatusForPeriod(ctx, pool, queries.RunStatusForPeriodParams(key))
 		if err != nil {
-			return fmt.Errorf("read the run's status: %w", err)
+			return fmt.Errorf("read the runs' status: %w", err)
 		}
-		reasons, err := q.RunStatusReasons(ctx, pool, queries.RunStatusReasonsParams(key))
-		if err != nil {
-			return fmt.Errorf("read the run's intents: %w", err)
+		if len(runs) == 0 {
+			return &charger.RefusedError{
+				Problem: strings.TrimSpace(fmt.Sprintf("there is no run of %s %s %s", key.Namespace, key.BillingPeriod, key.Currency)),
+				Cure:    "see `charger run list`",
+			}
+		}
+		var statuses []runWithIntents
+		for _, run := range runs {
+			reasons, err := q.RunStatusReasons(ctx, pool, queries.RunStatusReasonsParams{
+				Namespace: run.Namespace, BillingPeriod: run.BillingPeriod, Currency: run.Currency,
+			})
+			if err != nil {
+				return fmt.Errorf("read the intents of run %d: %w", run.RunID, err)
+			}
+			statuses = append(statuses, runWithIntents{Run: run, Intents: reasons})
 		}
 		if r.JSON {
-			return printJSON(env.Stdout, map[string]any{"run": run, "intents": reasons})
+			return printJSON(env.Stdout, statuses)
 		}
-		return printStatus(env.Stdout, run, reasons)
+		for _, s := range statuses {
+			if err := printStatus(env.Stdout, s.Run, s.Intents); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 
-func printStatus(w io.Writer, run queries.RunStatusGetRow, reasons []queries.RunStatusReasonsRow) error {
+// runWithIntents is one run and how many of its intents stand where, and why.
+type runWithIntents struct {
+	Run     queries.RunStatusForPeriodRow `json:"run"`
+	Intents []queries.RunStatusReasonsRow `json:"intents"`
+}
+
+func printStatus(w io.Writer, run queries.RunStatusForPeriodRow, reasons []queries.RunStatusReasonsRow) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	row := func(what string, count, sum any) { fmt.Fprintf(table, "%s\t%v\t%v\t\n", what, count, sum) }
 	amount := func(cents int64) string { return schema.FormatAmount(cents, run.Currency) }
@@ -188,8 +212,12 @@ func (r *runList) Run(ctx context.Context, env daemon.Env) error {
 		if err != nil {
 			return fmt.Errorf("list runs: %w", err)
 		}
+		without, err := queries.New().WithoutRunList(ctx, pool)
+		if err != nil {
+			return fmt.Errorf("list what waits for a run: %w", err)
+		}
 		if r.JSON {
-			return printJSON(env.Stdout, runs)
+			return printJSON(env.Stdout, map[string]any{"runs": runs, "without_run": without})
 		}
 		table := tabwriter.NewWriter(env.Stdout, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(table, "ID\tNAMESPACE\tPERIOD\tCURRENCY\tSTATUS\tEXPECTED\tINGESTED\tCHARGED\tDECLINED\tIN DOUBT\tPARKED")
@@ -199,7 +227,14 @@ func (r *runList) Run(ctx context.Context, env daemon.Env) error {
 				run.Status, run.StatusReason, amount(run.ExpectedTotalCents), amount(run.IngestedCents), amount(run.ChargedCents),
 				amount(run.DeclinedCents), run.InDoubtCount, run.ParkedCount)
 		}
-		return table.Flush()
+		if err := table.Flush(); err != nil {
+			return err
+		}
+		for _, w := range without {
+			fmt.Fprintf(env.Stdout, "no run is open for %s %s %s: %d intents, %s, wait for one\n",
+				w.Namespace, w.BillingPeriod, w.Currency, w.Intents, schema.FormatAmount(w.AmountCents, w.Currency))
+		}
+		return nil
 	})
 }
 

@@ -21,7 +21,7 @@ import (
 
 // database is embedded by every command.
 type database struct {
-	DatabaseURL daemon.Secret `help:"Postgres, as the user who may act as chargeonce_charger." env:"DATABASE_URL" placeholder:"URL"`
+	DatabaseURL daemon.Secret `help:"Postgres, as a user who may act as chargeonce_charger (the console: as chargeonce_console)." env:"DATABASE_URL" placeholder:"URL"`
 }
 
 // Validate is called by kong.
@@ -70,6 +70,12 @@ func (w work) Validate() error {
 		return &daemon.SettingError{Setting: "VAULT_ENCRYPTION_KEY", Problem: "is not set", Cure: "issued vault keys are stored encrypted; make one with `openssl rand -base64 32`"}
 	case w.VaultKeyTTL < time.Hour || w.VaultKeyTTL > 90*24*time.Hour:
 		return &daemon.SettingError{Setting: "VAULT_KEY_TTL", Problem: "is " + w.VaultKeyTTL.String(), Cure: "give 1h to 2160h"}
+	}
+	if w.VaultMode == "static" && strings.HasPrefix(w.KeybrakeVaultKey.Reveal(), "pk_") {
+		return &daemon.SettingError{Setting: "KEYBRAKE_VAULT_KEY", Problem: "is a publishable key", Cure: "give a restricted or secret key, which can charge"}
+	}
+	if w.VaultMode == "keybrake" && w.StripeAPIURL == "" { // a proxy's vault key would be sent to Stripe itself
+		return &daemon.SettingError{Setting: "STRIPE_API_URL", Problem: "is not set", Cure: "with VAULT_MODE=keybrake give the proxy's address for Stripe, like https://HOST/stripe"}
 	}
 	if err := checkURL("STRIPE_API_URL", w.StripeAPIURL, false); err != nil {
 		return err
