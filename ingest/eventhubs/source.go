@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -69,8 +70,8 @@ type Config struct {
 // maxRestartDelay bounds the pause between two Processors.
 const maxRestartDelay = 30 * time.Second
 
-// maxPrefetch is the SDK's bound, in events.
-const maxPrefetch = 5000
+// MaxPrefetch is the SDK's bound, in events.
+const MaxPrefetch = 5000
 
 // Source reads one hub into one Recorder.
 type Source struct {
@@ -149,12 +150,12 @@ func (c Config) Validate() error {
 	switch {
 	case c.BatchSize < 1 || c.BatchSize > ingest.MaxBatchDeliveries:
 		return fmt.Errorf("%w: a batch of %d events, 1 to %d are possible", ErrLimits, c.BatchSize, ingest.MaxBatchDeliveries)
-	case c.Prefetch < 1 || c.Prefetch > maxPrefetch:
-		return fmt.Errorf("%w: a prefetch of %d events, 1 to %d are possible", ErrLimits, c.Prefetch, maxPrefetch)
+	case c.Prefetch < 1 || c.Prefetch > MaxPrefetch:
+		return fmt.Errorf("%w: a prefetch of %d events, 1 to %d are possible", ErrLimits, c.Prefetch, MaxPrefetch)
 	case c.UpdateInterval < 0 || c.OwnershipExpiry < 6*c.UpdateInterval:
 		// One slow renewal must not look like a death: all readers would take each other's partitions at once.
 		return fmt.Errorf("%w: ownership expires after %s, which must be at least 6 times the update interval of %s", ErrLimits, c.OwnershipExpiry, c.UpdateInterval)
-	case c.Linger < 0 || c.StopGrace < 0:
+	case slices.Min([]time.Duration{c.Linger, c.StoreTimeout, c.StopGrace, c.StrandedAfter, c.LookInterval, c.IdleWait, c.RestartDelay, c.StuckAfter}) < 0:
 		return fmt.Errorf("%w: a time is negative", ErrLimits)
 	}
 	_, err := c.target()

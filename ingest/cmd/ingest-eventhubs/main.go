@@ -66,21 +66,25 @@ func run(ctx context.Context, env daemon.Env, cfg *config) error {
 	return serve(ctx, env, cfg, control, source)
 }
 
-// serve runs the source beside health and metrics; the end of either ends both.
+// serve runs the source beside health and metrics; the end of either ends both. Health is served until the source has finished its
+// last batches, not ready from the moment on that it is told to end.
 func serve(ctx context.Context, env daemon.Env, cfg *config, pool *pgxpool.Pool, source *eventhubs.Source) error {
 	health := daemon.NewHealth(env.Log, env.Registry)
 	health.Check("database", pool.Ping)
 	health.Check("source", source.Check)
 	working, stop := context.WithCancel(ctx)
 	defer stop()
+	context.AfterFunc(working, health.Ending)
+	serving, endServing := context.WithCancel(context.WithoutCancel(ctx))
+	defer endServing()
 	served := make(chan error, 1)
 	go func() {
-		err := health.ListenAndServe(working, cfg.HTTP.Listen)
+		err := health.ListenAndServe(serving, cfg.HTTP.Listen)
 		stop()
 		served <- err
 	}()
 	err := source.Run(working)
-	stop()
+	endServing()
 	return errors.Join(err, <-served)
 }
 
@@ -126,11 +130,54 @@ func (c *config) Validate() error {
 		return &daemon.SettingError{Setting: "--map", Problem: "cannot be used (" + err.Error() + ")"}
 	}
 	c.mapping = mapping
+	if err := c.checkNumbers(); err != nil {
+		return err
+	}
 	if err := c.source().Validate(); err != nil {
 		return sourceError(err, c)
 	}
 	return nil
 }
+
+// checkNumbers refuses what would otherwise end in a panic, or in a default that nobody asked for.
+func (c *config) checkNumbers() error {
+	for _, n := range []struct {
+		flag     string
+		value    int
+		from, to int
+		unit     string
+	}{
+		{"--database-conns", int(c.DatabaseConns), 1, maxDatabaseConns, "connections"},
+		{"--max-body-bytes", c.MaxBodyBytes, 1, maxMaxBodyBytes, "bytes"},
+		{"--batch-size", c.BatchSize, 1, ingest.MaxBatchDeliveries, "events"},
+		{"--prefetch", c.Prefetch, 1, eventhubs.MaxPrefetch, "events"},
+	} {
+		if n.value < n.from || n.value > n.to {
+			return &daemon.SettingError{Setting: n.flag, Problem: fmt.Sprintf("cannot be %d", n.value), Cure: fmt.Sprintf("give %d to %d %s", n.from, n.to, n.unit)}
+		}
+	}
+	for _, d := range []struct {
+		flag  string
+		value time.Duration
+	}{
+		{"--batch-wait", c.BatchWait},
+		{"--update-interval", c.UpdateInterval},
+		{"--ownership-expiry", c.OwnershipExpiry},
+		{"--stop-grace", c.StopGrace},
+	} {
+		if d.value <= 0 {
+			return &daemon.SettingError{Setting: d.flag, Problem: fmt.Sprintf("cannot be %s", d.value), Cure: "give a time above 0, such as 5s"}
+		}
+	}
+	return nil
+}
+
+// Limits of settings that nothing else bounds.
+const (
+	maxDatabaseConns = 1000
+	// maxMaxBodyBytes is above what any tier of Event Hubs takes, in bytes.
+	maxMaxBodyBytes = 64 << 20
+)
 
 func (c *config) recorder() ingest.Config {
 	return ingest.Config{
@@ -163,7 +210,7 @@ func sourceError(err error, c *config) error {
 	case errors.Is(err, eventhubs.ErrUnknownGroup):
 		return &daemon.SettingError{Setting: "EVENTHUB_CONSUMER_GROUP", Problem: fmt.Sprintf("%q %s", c.ConsumerGroup, problem), Cure: "create it, or give another"}
 	case errors.Is(err, eventhubs.ErrLimits):
-		return &daemon.SettingError{Setting: "--batch-size, --prefetch, --update-interval and --ownership-expiry", Problem: fmt.Sprintf("do not fit (%s)", err)}
+		return &daemon.SettingError{Setting: "--update-interval and --ownership-expiry", Problem: fmt.Sprintf("do not fit (%s)", err)}
 	}
 	return err
 }

@@ -170,6 +170,15 @@ func TestWrongSettingsSayWhichInOneSentence(t *testing.T) {
 		"namespace read by days":  {map[string]string{"DATABASE_URL": taken.URL}, nil, []string{"BILLING_NAMESPACE", `"day"`, `"month"`}},
 		"namespace with mapping":  {map[string]string{"DATABASE_URL": mapped.URL}, nil, []string{"BILLING_NAMESPACE", "customer_id=/subject", "fingerprint abc"}},
 		"bad mapping":             {nil, []string{"--map", "customer=/x"}, []string{"--map", "customer"}},
+		"body limit negative":     {nil, []string{"--max-body-bytes=-1"}, []string{"--max-body-bytes cannot be -1"}},
+		"body limit zero":         {nil, []string{"--max-body-bytes=0"}, []string{"--max-body-bytes cannot be 0"}},
+		"no connections":          {nil, []string{"--database-conns=0"}, []string{"--database-conns cannot be 0"}},
+		"negative connections":    {map[string]string{"DATABASE_CONNS": "-1"}, nil, []string{"--database-conns cannot be -1"}},
+		"negative wait":           {nil, []string{"--batch-wait=-1s"}, []string{"--batch-wait cannot be -1s"}},
+		"negative grace":          {nil, []string{"--stop-grace=-1s"}, []string{"--stop-grace cannot be -1s"}},
+		"no interval":             {nil, []string{"--update-interval=0s"}, []string{"--update-interval cannot be 0s"}},
+		"negative expiry":         {nil, []string{"--ownership-expiry=-1m"}, []string{"--ownership-expiry cannot be -1m0s"}},
+		"no prefetch":             {nil, []string{"--prefetch=0"}, []string{"--prefetch cannot be 0", "5000"}},
 		"batch too large":         {nil, []string{"--batch-size", "5000"}, []string{"--batch-size", "5000", "1000"}},
 		"expiry too short":        {nil, []string{"--ownership-expiry", "10s"}, []string{"--ownership-expiry", "10s"}},
 		"address in use":          {map[string]string{"LISTEN": hub.Addr()}, nil, []string{"--listen", hub.Addr()}},
@@ -190,6 +199,22 @@ func TestWrongSettingsSayWhichInOneSentence(t *testing.T) {
 			require.NotContains(t, p.stderr.String(), "goroutine ")
 			require.NotContains(t, p.stderr.String(), "topsecret")
 			require.NotContains(t, said, "\t")
+		})
+	}
+}
+
+func TestNumbersThatCannotWorkFailTheCheckToo(t *testing.T) {
+	t.Parallel()
+	for _, flag := range []string{"--max-body-bytes=-1", "--database-conns=0", "--batch-wait=-1s", "--update-interval=-5s", "--stop-grace=-1s"} {
+		t.Run(flag, func(t *testing.T) {
+			t.Parallel()
+			p := start(t, map[string]string{
+				"DATABASE_URL": "postgres://db.example:5432/billing", "BILLING_NAMESPACE": "usage",
+				"EVENTHUB_CONNECTION_STR": "Endpoint=sb://x.servicebus.windows.net/;SharedAccessKeyName=a;SharedAccessKey=b;EntityPath=billing",
+			}, "--check-config", flag)
+			require.Equal(t, 2, p.exit(t), p.stderr)
+			name, _, _ := strings.Cut(flag, "=")
+			require.Contains(t, lastLine(p.stderr.String()), name+" cannot be ")
 		})
 	}
 }

@@ -209,6 +209,40 @@ func TestReadinessAndMetricsTellTheState(t *testing.T) {
 	require.Zero(t, p.exit(t))
 }
 
+// A balancer must send nobody to a process that ends, and a scraper must still see its last figures.
+func TestProcessThatFinishesItsLastBatchIsNotReady(t *testing.T) {
+	t.Parallel()
+	hub := startHub(t, eventhubstest.Config{})
+	db := sqltest.New(t)
+	owner := db.Pool(t, "")
+	env := settings(hub, db.URL)
+	env["LOG_FORMAT"], env["STOP_GRACE"] = "json", "60s"
+	p := start(t, env)
+	url := "http://" + listenAddress(t, p)
+	await(t, owner, partitions, "SELECT count(*) FROM billing.eventhub_ownership WHERE owner_id <> ''")
+	require.True(t, waitFor(t.Context(), func() bool { status, _ := get(t, url+"/readyz"); return status == http.StatusOK }))
+	blocker, err := owner.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = blocker.Exec(t.Context(), "LOCK TABLE billing.intents IN ACCESS EXCLUSIVE MODE")
+	require.NoError(t, err)
+	_, err = hub.Publish(hubName, "0", []byte(eventOf(0)), nil)
+	require.NoError(t, err)
+	await(t, owner, 1, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+
+	require.NoError(t, p.Process.Signal(syscall.SIGTERM))
+	require.True(t, waitFor(t.Context(), func() bool {
+		status, body := get(t, url+"/readyz")
+		return status == http.StatusServiceUnavailable && strings.Contains(body, "is ending")
+	}))
+	status, body := get(t, url+"/metrics")
+	require.Equal(t, http.StatusOK, status)
+	require.Contains(t, body, "ingest_objects_total")
+	require.NoError(t, blocker.Rollback(t.Context()))
+	require.Zero(t, p.exit(t), p.stderr)
+	await(t, owner, 1, "SELECT count(*) FROM billing.intents")
+	await(t, owner, 1, "SELECT count(*) FROM billing.eventhub_checkpoints")
+}
+
 // listenAddress reads the address from the log: the port was free, not given.
 func listenAddress(t *testing.T, p *program) string {
 	t.Helper()
