@@ -3,7 +3,6 @@ package eventhubs
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -139,27 +138,13 @@ func (s *sessionStore) ClaimOwnership(ctx context.Context, claims []azeventhubs.
 	return won, nil
 }
 
-// SetCheckpoint is for the SDK's UpdateCheckpoint, which nothing here calls; it keeps the same rules as a batch's checkpoint.
-func (s *sessionStore) SetCheckpoint(ctx context.Context, c azeventhubs.Checkpoint, _ *azeventhubs.SetCheckpointOptions) error {
-	if c.SequenceNumber == nil || c.Offset == nil {
-		return errors.New("a checkpoint needs a sequence number and an offset")
-	}
-	key := lowerKey(c.FullyQualifiedNamespace, c.EventHubName, c.ConsumerGroup)
-	row, err := retry(ctx, s.Store, "set a checkpoint", func(ctx context.Context) (queries.EventHubCheckpointSetRow, error) {
-		return queries.New().EventHubCheckpointSet(ctx, s.pool, queries.EventHubCheckpointSetParams{
-			EventHubNamespace: key.namespace, EventHub: key.hub, ConsumerGroup: key.group, PartitionID: c.PartitionID,
-			OwnerID: s.session.owner, PreviousSeq: -1, HubCreatedAt: s.session.hub.CreatedOn,
-			SequenceNumber: *c.SequenceNumber, EventOffset: *c.Offset, LastEnqueuedSeq: -1,
-		})
-	})
-	if err != nil {
-		return err
-	}
-	if !row.Owned {
-		return fmt.Errorf("set the checkpoint of partition %s: %w", c.PartitionID, errLost)
-	}
-	return nil
+// SetCheckpoint is what the SDK's UpdateCheckpoint would call. Nothing here does: a checkpoint is written in the transaction of its
+// batch, and any other way would pass over events that are not yet recorded.
+func (s *sessionStore) SetCheckpoint(context.Context, azeventhubs.Checkpoint, *azeventhubs.SetCheckpointOptions) error {
+	return errCheckpointAlone
 }
+
+var errCheckpointAlone = errors.New("a checkpoint is written with its batch or not at all")
 
 func (s *sessionStore) ownedPartitions() []string {
 	s.mu.Lock()
