@@ -84,7 +84,7 @@ func runExample(ctx context.Context, env daemon.Env, cfg *example) error {
 	return nil
 }
 
-func TestExitCodeOrSentenceIsWrong(t *testing.T) {
+func TestExitCodeAndSentenceOfEveryEnd(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		args   []string
@@ -117,7 +117,7 @@ func TestExitCodeOrSentenceIsWrong(t *testing.T) {
 	}
 }
 
-func TestHelpHidesSecretFileOrDefaults(t *testing.T) {
+func TestHelpShowsSecretFilesAndDefaults(t *testing.T) {
 	t.Parallel()
 	code, stdout, _ := run(t, nil, "--help")
 	require.Zero(t, code)
@@ -130,7 +130,7 @@ func TestHelpHidesSecretFileOrDefaults(t *testing.T) {
 	}
 }
 
-func TestSecretFileIsChangedOnTheWay(t *testing.T) {
+func TestSecretFileIsReadUnchanged(t *testing.T) {
 	t.Parallel()
 	for content, want := range map[string]string{
 		"a": "a", "a\r\n": "a", "a\n\n": "a\n", "\ta\n": "\ta", "--a,b=c": "--a,b=c", `"q"`: `"q"`,
@@ -144,7 +144,7 @@ func TestSecretFileIsChangedOnTheWay(t *testing.T) {
 	}
 }
 
-func TestLogShowsSecret(t *testing.T) {
+func TestLogNeverShowsASecret(t *testing.T) {
 	t.Parallel()
 	for _, format := range []string{"json", "text", "auto"} {
 		code, stdout, stderr := run(t, []string{"DATABASE_URL=hunter2"}, "log", "--log-format="+format)
@@ -159,7 +159,7 @@ func TestLogShowsSecret(t *testing.T) {
 	}
 }
 
-func TestSignalIsNotAnOrderlyEnd(t *testing.T) {
+func TestSignalIsAnOrderlyEnd(t *testing.T) {
 	t.Parallel()
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		p := start(t, "wait")
@@ -170,7 +170,7 @@ func TestSignalIsNotAnOrderlyEnd(t *testing.T) {
 	}
 }
 
-func TestSecondSignalIsIgnored(t *testing.T) {
+func TestSecondSignalEndsAtOnce(t *testing.T) {
 	t.Parallel()
 	p := start(t, "hang")
 	p.await(t, "ready\n")
@@ -187,7 +187,7 @@ func requireSetting(t *testing.T, err error) {
 	require.True(t, ok, "%v", err)
 }
 
-func TestProgramHasNoFiguresOfItsOwnProcess(t *testing.T) {
+func TestProgramHasFiguresOfItsOwnProcess(t *testing.T) {
 	t.Parallel()
 	code, stdout, stderr := run(t, nil, "measure")
 	require.Zero(t, code, stderr)

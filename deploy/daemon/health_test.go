@@ -16,7 +16,7 @@ import (
 	"chargeonce/deploy/daemon"
 )
 
-func TestReadinessHidesItsReason(t *testing.T) {
+func TestReadinessTellsItsReason(t *testing.T) {
 	t.Parallel()
 	h, base, _ := serve(t)
 	requireGet(t, base+"/healthz", http.StatusOK, `{"status":"running"}`+"\n")
@@ -42,7 +42,7 @@ func TestReadinessHidesItsReason(t *testing.T) {
 		`{"ready":false,"checks":[{"name":"broker","ok":true},{"name":"database","ok":true},{"name":"process","ok":false,"reason":"is ending"}]}`+"\n")
 }
 
-func TestHangingCheckHangsReadiness(t *testing.T) {
+func TestHangingCheckDoesNotHangReadiness(t *testing.T) {
 	t.Parallel()
 	h, base, _ := serve(t)
 	release := make(chan struct{})
@@ -52,7 +52,7 @@ func TestHangingCheckHangsReadiness(t *testing.T) {
 		`{"ready":false,"checks":[{"name":"deaf","ok":false,"reason":"no answer within 2s"}]}`+"\n")
 }
 
-func TestMetricsLackTheRegistrysFigures(t *testing.T) {
+func TestMetricsHaveTheRegistrysFigures(t *testing.T) {
 	t.Parallel()
 	_, base, _ := serve(t)
 	status, body := get(t, base+"/metrics")
@@ -60,7 +60,7 @@ func TestMetricsLackTheRegistrysFigures(t *testing.T) {
 	require.Contains(t, body, "intents_parked 7\n")
 }
 
-func TestShutdownCutsOpenRequests(t *testing.T) {
+func TestShutdownLetsOpenRequestsFinish(t *testing.T) {
 	t.Parallel()
 	h, base, end := serve(t)
 	entered, release := make(chan struct{}), make(chan struct{})
@@ -96,7 +96,7 @@ func TestShutdownCutsOpenRequests(t *testing.T) {
 	require.NoError(t, <-ended)
 }
 
-func TestTakenListenAddressIsNotExplained(t *testing.T) {
+func TestTakenListenAddressIsExplained(t *testing.T) {
 	t.Parallel()
 	_, base, _ := serve(t)
 	address := base[len("http://"):]

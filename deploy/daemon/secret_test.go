@@ -14,7 +14,7 @@ import (
 	"chargeonce/deploy/daemon"
 )
 
-func TestSecretIsShown(t *testing.T) {
+func TestSecretIsNeverShown(t *testing.T) {
 	t.Parallel()
 	const plain = "hunter2"
 	secret := daemon.Secret(plain)

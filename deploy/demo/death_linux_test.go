@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestProgramsOutliveAKilledDemo(t *testing.T) {
+func TestProgramsDoNotOutliveAKilledDemo(t *testing.T) {
 	t.Parallel()
 	f, _ := self(t)
 	s := selfAs("parent")

@@ -67,7 +67,7 @@ func textProperties(m *message) map[string]string {
 	return out
 }
 
-func TestPlanPromisesWhatItDoesNotHold(t *testing.T) {
+func TestPlanHoldsWhatItPromises(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		seed, events := rapid.Uint64().Draw(t, "seed"), rapid.IntRange(minEvents, 600).Draw(t, "events")
@@ -96,14 +96,14 @@ func TestPlanPromisesWhatItDoesNotHold(t *testing.T) {
 	})
 }
 
-func TestSameSeedPublishesSomethingElse(t *testing.T) {
+func TestSameSeedPublishesTheSame(t *testing.T) {
 	t.Parallel()
 	one, same, other := makePlan(7, 500, 4), makePlan(7, 500, 4), makePlan(8, 500, 4)
 	require.Equal(t, one, same)
 	require.NotEqual(t, one, other)
 }
 
-func TestAllPoisonIsOfOneKind(t *testing.T) {
+func TestPoisonIsOfManyKinds(t *testing.T) {
 	t.Parallel()
 	p := makePlan(1, 2000, 4)
 	got := readByTheRules(t, p)
@@ -125,7 +125,7 @@ func TestAllPoisonIsOfOneKind(t *testing.T) {
 	require.Positive(t, junk)
 }
 
-func TestEveryBodyHasTheSameShape(t *testing.T) {
+func TestBodiesHaveEveryShape(t *testing.T) {
 	t.Parallel()
 	var arrays, lines, structured, binary, encoded int
 	for _, b := range makePlan(1, 2000, 4).Batches {
@@ -150,7 +150,7 @@ func TestEveryBodyHasTheSameShape(t *testing.T) {
 }
 
 // A contradiction in another partition, or before the first event, would leave it to chance which of the two is the intent.
-func TestContradictionOvertakesTheFirstEvent(t *testing.T) {
+func TestContradictionNeverOvertakesTheFirstEvent(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		p := makePlan(rapid.Uint64().Draw(t, "seed"), 300, 4)
@@ -174,7 +174,7 @@ func TestContradictionOvertakesTheFirstEvent(t *testing.T) {
 	})
 }
 
-func TestCustomersThatDeclineAreNotInTheStandInsWords(t *testing.T) {
+func TestCustomersThatDeclineAreInTheStandInsWords(t *testing.T) {
 	t.Parallel()
 	counts := map[string]int{}
 	for _, c := range makePlan(1, 2000, 4).Customers {

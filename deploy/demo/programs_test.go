@@ -50,7 +50,7 @@ func selfAs(role string) spec {
 	return spec{name: role, program: filepath.Base(os.Args[0]), env: []string{"DEMO_TEST_ROLE=" + role}}
 }
 
-func TestProgramIsUsedBeforeItListens(t *testing.T) {
+func TestProgramIsUsedOnlyOnceItListens(t *testing.T) {
 	t.Parallel()
 	f, _ := self(t)
 	p, err := f.start(selfAs("good"))
@@ -65,7 +65,7 @@ func TestProgramIsUsedBeforeItListens(t *testing.T) {
 	require.True(t, p.isDone())
 }
 
-func TestRestartedProgramIsTakenForItsPredecessor(t *testing.T) {
+func TestRestartedProgramIsToldFromItsPredecessor(t *testing.T) {
 	t.Parallel()
 	f, ended := self(t)
 	p, err := f.start(selfAs("good"))
@@ -84,7 +84,7 @@ func TestRestartedProgramIsTakenForItsPredecessor(t *testing.T) {
 	require.NoError(t, f.stopAll(10*time.Second))
 }
 
-func TestProgramsEndGoesUnnoticed(t *testing.T) {
+func TestProgramsEndIsNoticed(t *testing.T) {
 	t.Parallel()
 	f, ended := self(t)
 	_, err := f.start(selfAs("failing"))
@@ -96,7 +96,7 @@ func TestProgramsEndGoesUnnoticed(t *testing.T) {
 	require.NoError(t, f.stopAll(10*time.Second))
 }
 
-func TestDeafProgramHoldsUpTheEnd(t *testing.T) {
+func TestDeafProgramDoesNotHoldUpTheEnd(t *testing.T) {
 	t.Parallel()
 	f, _ := self(t)
 	p, err := f.start(selfAs("deaf"))
@@ -107,7 +107,7 @@ func TestDeafProgramHoldsUpTheEnd(t *testing.T) {
 	require.True(t, p.isDone())
 }
 
-func TestFailedCommandIsTakenForASuccess(t *testing.T) {
+func TestFailedCommandIsAFailure(t *testing.T) {
 	t.Parallel()
 	f, ended := self(t)
 	_, err := f.runOnce(t.Context(), selfAs("failing"))
@@ -116,14 +116,14 @@ func TestFailedCommandIsTakenForASuccess(t *testing.T) {
 	require.NoError(t, f.stopAll(10*time.Second))
 }
 
-func TestMissingProgramIsFoundOutLate(t *testing.T) {
+func TestMissingProgramIsFoundOutAtOnce(t *testing.T) {
 	t.Parallel()
 	_, err := findPrograms(t.TempDir(), "charger", "migrate")
 	require.ErrorIs(t, err, errMissing)
 	require.ErrorContains(t, err, "charger, migrate")
 }
 
-func TestUsersSettingsReachThePrograms(t *testing.T) {
+func TestUsersSettingsDoNotReachThePrograms(t *testing.T) {
 	t.Setenv("DATABASE_URL", "postgres://production")
 	require.NotContains(t, fmt.Sprint(ownEnv()), "production")
 }

@@ -10,7 +10,7 @@ import (
 	"chargeonce/ingest/eventhubs/eventhubstest"
 )
 
-func TestHubHoldsOtherThanThePlan(t *testing.T) {
+func TestHubHoldsThePlan(t *testing.T) {
 	t.Parallel()
 	server, err := eventhubstest.Start(eventhubstest.Config{Hubs: []eventhubstest.Hub{{Name: hub, Partitions: 3}}})
 	require.NoError(t, err)

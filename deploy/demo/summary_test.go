@@ -64,7 +64,7 @@ func (e *evidence) first(status string) *intent {
 	return &e.Intents[slices.IndexFunc(e.Intents, func(in intent) bool { return in.Status == status })]
 }
 
-func TestGoodWorldIsCalledBad(t *testing.T) {
+func TestGoodWorldIsCalledGood(t *testing.T) {
 	t.Parallel()
 	e := goodEvidence()
 	s, problems := judge(e)
@@ -83,7 +83,7 @@ func TestGoodWorldIsCalledBad(t *testing.T) {
 	require.Len(t, s.Runs, 2)
 }
 
-func TestBadWorldIsCalledGood(t *testing.T) {
+func TestBadWorldIsCalledBad(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		spoil func(e *evidence)
@@ -149,7 +149,7 @@ func TestBadWorldIsCalledGood(t *testing.T) {
 	}
 }
 
-func TestJSONLacksAPromisedField(t *testing.T) {
+func TestJSONHasEveryPromisedField(t *testing.T) {
 	t.Parallel()
 	s, _ := judge(goodEvidence())
 	path := filepath.Join(t.TempDir(), "demo.json")

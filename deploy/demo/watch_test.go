@@ -16,7 +16,7 @@ func restingState() state {
 	}
 }
 
-func TestRestIsSeenTooEarly(t *testing.T) {
+func TestRestIsNotSeenTooEarly(t *testing.T) {
 	t.Parallel()
 	require.True(t, atRest(restingState()))
 	for name, c := range map[string]struct {
@@ -40,7 +40,7 @@ func TestRestIsSeenTooEarly(t *testing.T) {
 	}
 }
 
-func TestPlainProgressRepeatsItself(t *testing.T) {
+func TestPlainProgressDoesNotRepeatItself(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	d := newDisplay(&out)
@@ -53,7 +53,7 @@ func TestPlainProgressRepeatsItself(t *testing.T) {
 	require.NotContains(t, out.String(), "\x1b")
 }
 
-func TestBarsStayBehindOnATerminal(t *testing.T) {
+func TestBarsAreRemovedFromATerminal(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	d := newDisplay(&out)
@@ -80,7 +80,7 @@ func screen(written string) []string {
 	return lines
 }
 
-func TestBarWrapsOnANarrowTerminal(t *testing.T) {
+func TestBarFitsANarrowTerminal(t *testing.T) {
 	t.Parallel()
 	require.Less(t, len(bar("published", maxEvents, maxEvents, "1000000 charged, 100000 waiting")), 96)
 	require.Less(t, len(bar("finished", 100_000, 100_000, "100000 charged, 1000 waiting")), 80)

@@ -24,7 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestMachineWithoutPostgresStartsNothing(t *testing.T) {
+func TestMachineWithoutPostgresDownloadsIt(t *testing.T) {
 	t.Parallel()
 	repo := serveRepository(t, ownArchive(t), "")
 	cfg := Config{FetchURL: repo.URL, CacheDir: reachable(t)}
@@ -45,7 +45,7 @@ func TestMachineWithoutPostgresStartsNothing(t *testing.T) {
 	require.Empty(t, left)
 }
 
-func TestParallelStartsDownloadTwice(t *testing.T) {
+func TestParallelStartsDownloadOnce(t *testing.T) {
 	t.Parallel()
 	repo := serveRepository(t, scriptArchive(t), "")
 	cfg := Config{FetchURL: repo.URL, CacheDir: reachable(t)}
@@ -65,7 +65,7 @@ func TestParallelStartsDownloadTwice(t *testing.T) {
 	require.Equal(t, 1, repo.count(".jar"))
 }
 
-func TestDamagedDownloadIsUsed(t *testing.T) {
+func TestDamagedDownloadIsRefused(t *testing.T) {
 	t.Parallel()
 	repo := serveRepository(t, scriptArchive(t), strings.Repeat("0", sha256.Size*2))
 	cfg := Config{FetchURL: repo.URL, CacheDir: reachable(t)}
@@ -74,7 +74,7 @@ func TestDamagedDownloadIsUsed(t *testing.T) {
 	require.NoDirExists(t, filepath.Join(cfg.CacheDir, "postgres-"+DefaultVersion))
 }
 
-func TestNoPostgresAnywhereDoesNotSayWhatToInstall(t *testing.T) {
+func TestNoPostgresAnywhereSaysWhatToInstall(t *testing.T) {
 	t.Parallel()
 	repo := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(repo.Close)
@@ -84,7 +84,7 @@ func TestNoPostgresAnywhereDoesNotSayWhatToInstall(t *testing.T) {
 		"install it, with `apt-get install postgresql` on Debian and Ubuntu or `brew install postgresql@17` on macOS")
 }
 
-func TestProgramsThatOnlyLookLikePostgresAreUsed(t *testing.T) {
+func TestProgramsThatOnlyLookLikePostgresAreNotUsed(t *testing.T) {
 	t.Parallel()
 	script := func(program, says string) string {
 		dir := reachable(t)
@@ -106,7 +106,7 @@ func TestProgramsThatOnlyLookLikePostgresAreUsed(t *testing.T) {
 	}
 }
 
-func TestLinkOnPathIsTakenForTheProgramsFolder(t *testing.T) {
+func TestLinkOnPathIsFollowedToTheProgramsFolder(t *testing.T) {
 	t.Parallel()
 	account, err := serviceAccount(t.Context())
 	require.NoError(t, err)
@@ -118,7 +118,7 @@ func TestLinkOnPathIsTakenForTheProgramsFolder(t *testing.T) {
 	require.Equal(t, actual, dir)
 }
 
-func TestOlderPostgresIsPreferred(t *testing.T) {
+func TestNewerPostgresIsPreferred(t *testing.T) {
 	t.Parallel()
 	require.Greater(t, pathVersion("/usr/lib/postgresql/17/bin"), pathVersion("/usr/lib/postgresql/9/bin"))
 	require.Greater(t, pathVersion("/usr/local/opt/postgresql@17/bin"), pathVersion("/usr/local/opt/postgresql@16/bin"))

@@ -48,7 +48,7 @@ func ownServer(dir string) {
 	select {}
 }
 
-func TestClusterIsNotWhatWasAskedFor(t *testing.T) {
+func TestClusterIsWhatWasAskedFor(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, localpg.Config{Settings: map[string]string{"work_mem": "7MB"}})
 	conn := connect(t, s)
@@ -65,7 +65,7 @@ func TestClusterIsNotWhatWasAskedFor(t *testing.T) {
 	require.Equal(t, "C", collate)
 }
 
-func TestDurableClusterForgetsFsync(t *testing.T) {
+func TestDurableClusterKeepsFsync(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, localpg.Config{Durable: true})
 	var fsync, commit, pages string
@@ -74,7 +74,7 @@ func TestDurableClusterForgetsFsync(t *testing.T) {
 	require.Equal(t, []string{"on", "on", "on"}, []string{fsync, commit, pages})
 }
 
-func TestStrangerLogsInWithoutThePassword(t *testing.T) {
+func TestStrangerCannotLogInWithoutThePassword(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, localpg.Config{})
 	cfg, err := pgx.ParseConfig(s.URL())
@@ -87,7 +87,7 @@ func TestStrangerLogsInWithoutThePassword(t *testing.T) {
 	require.Equal(t, "28P01", pgErr.Code)
 }
 
-func TestStopLeavesFolderOrProcess(t *testing.T) {
+func TestStopLeavesNeitherFolderNorProcess(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, localpg.Config{})
 	pid := s.PID()
@@ -100,7 +100,7 @@ func TestStopLeavesFolderOrProcess(t *testing.T) {
 	require.ErrorIs(t, s.StartAgain(t.Context()), localpg.ErrStopped)
 }
 
-func TestDataIsGoneAfterShutdownAndKill(t *testing.T) {
+func TestDataOutlivesShutdownAndKill(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, localpg.Config{})
 	url := s.URL()
@@ -133,7 +133,7 @@ func TestDataIsGoneAfterShutdownAndKill(t *testing.T) {
 	require.Equal(t, pid, s.PID())
 }
 
-func TestKilledBackendsFinishTheirStatement(t *testing.T) {
+func TestKilledBackendsDoNotFinishTheirStatement(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, localpg.Config{})
 	conn := connect(t, s)
@@ -154,7 +154,7 @@ func TestKilledBackendsFinishTheirStatement(t *testing.T) {
 	require.Eventually(t, func() bool { return !alive(backend) }, patience, interval)
 }
 
-func TestKeptFolderLosesDataOrPassword(t *testing.T) {
+func TestKeptFolderKeepsDataAndPassword(t *testing.T) {
 	t.Parallel()
 	dir := reachableDir(t)
 	first := startServer(t, localpg.Config{Dir: dir})
@@ -169,7 +169,7 @@ func TestKeptFolderLosesDataOrPassword(t *testing.T) {
 	require.Equal(t, 1, n)
 }
 
-func TestTwoOwnersShareOneFolder(t *testing.T) {
+func TestTwoOwnersCannotShareOneFolder(t *testing.T) {
 	t.Parallel()
 	dir := reachableDir(t)
 	first := startServer(t, localpg.Config{Dir: dir})
@@ -178,7 +178,7 @@ func TestTwoOwnersShareOneFolder(t *testing.T) {
 	require.NoError(t, connect(t, first).Ping(t.Context()), "the refused owner disturbed the first")
 }
 
-func TestForeignFolderIsTakenOver(t *testing.T) {
+func TestForeignFolderIsNotTakenOver(t *testing.T) {
 	t.Parallel()
 	dir := reachableDir(t)
 	precious := filepath.Join(dir, "letter.txt")
@@ -189,7 +189,7 @@ func TestForeignFolderIsTakenOver(t *testing.T) {
 	require.NoDirExists(t, filepath.Join(dir, "data"))
 }
 
-func TestTakenPortIsHidden(t *testing.T) {
+func TestTakenPortIsNamed(t *testing.T) {
 	t.Parallel()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -200,13 +200,13 @@ func TestTakenPortIsHidden(t *testing.T) {
 	require.ErrorContains(t, err, fmt.Sprintf("port %d: port is taken", addr.Port))
 }
 
-func TestBadSettingHidesPostgresOwnWords(t *testing.T) {
+func TestBadSettingShowsPostgresOwnWords(t *testing.T) {
 	t.Parallel()
 	_, err := localpg.Start(t.Context(), localpg.Config{Settings: map[string]string{"no_such_setting": "1"}})
 	require.ErrorContains(t, err, `unrecognized configuration parameter "no_such_setting"`)
 }
 
-func TestCancelledStartLeavesFolder(t *testing.T) {
+func TestCancelledStartLeavesNoFolder(t *testing.T) {
 	t.Parallel()
 	temp := reachableDir(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -217,7 +217,7 @@ func TestCancelledStartLeavesFolder(t *testing.T) {
 }
 
 // The owner gets no chance to clean up.
-func TestServerOutlivesKilledOwner(t *testing.T) {
+func TestServerDoesNotOutliveItsKilledOwner(t *testing.T) {
 	t.Parallel()
 	owner, pid, dir := startOwner(t, "")
 	require.True(t, alive(pid))
@@ -230,7 +230,7 @@ func TestServerOutlivesKilledOwner(t *testing.T) {
 	}, patience, interval)
 }
 
-func TestNextStartCollidesWithKilledOwnersServer(t *testing.T) {
+func TestNextStartIsFreeOfAKilledOwnersServer(t *testing.T) {
 	t.Parallel()
 	dir := reachableDir(t)
 	owner, pid, _ := startOwner(t, dir)
@@ -242,7 +242,7 @@ func TestNextStartCollidesWithKilledOwnersServer(t *testing.T) {
 }
 
 // Both the owner and its keeper were killed, so nobody ends the old server but the next owner.
-func TestNextStartCollidesWithOrphanedServer(t *testing.T) {
+func TestNextStartIsFreeOfAnOrphanedServer(t *testing.T) {
 	t.Parallel()
 	dir := reachableDir(t)
 	owner, pid, _ := startOwner(t, dir)
@@ -260,7 +260,7 @@ func TestNextStartCollidesWithOrphanedServer(t *testing.T) {
 }
 
 // A root's TMPDIR is often one that no other account may enter.
-func TestUnreachableTemporaryFolderFailsTheStart(t *testing.T) {
+func TestUnreachableTemporaryFolderDoesNotFailTheStart(t *testing.T) {
 	t.Parallel()
 	temp := t.TempDir()
 	require.NoError(t, os.Chmod(temp, 0o700)) //nolint:gosec // the point of the test

@@ -70,7 +70,7 @@ func ask(t *testing.T, method, url, body string, into any) int {
 
 const payment = "amount=4900&currency=usd&customer=cus_1&payment_method=pm_1&confirm=true&off_session=true&payment_method_types[]=card"
 
-func TestStripeStandInChargesNobody(t *testing.T) {
+func TestStripeStandInCharges(t *testing.T) {
 	t.Parallel()
 	url := start(t, "stripe", "--listen", "127.0.0.1:0", "--auto-customers", "--key", "sk_test_1", "--account", "acct_other")
 	require.Equal(t, http.StatusOK, ask(t, http.MethodPost, url+"/v1/payment_intents", payment, nil))
@@ -86,7 +86,7 @@ func TestStripeStandInChargesNobody(t *testing.T) {
 	require.Equal(t, http.StatusTooManyRequests, ask(t, http.MethodPost, url+"/v1/payment_intents", payment, nil))
 }
 
-func TestVaultStandInForwardsWithoutACap(t *testing.T) {
+func TestVaultStandInHoldsItsCap(t *testing.T) {
 	t.Parallel()
 	stripeURL := start(t, "stripe", "--listen", "127.0.0.1:0", "--auto-customers", "--key", "sk_test_2")
 	url := start(t, "vault", "--listen", "127.0.0.1:0", "--stripe-url", stripeURL, "--stripe-key", "sk_test_2", "--api-key", "sk_test_1")
@@ -112,7 +112,7 @@ func TestVaultStandInForwardsWithoutACap(t *testing.T) {
 	require.Equal(t, http.StatusOK, ask(t, http.MethodGet, url+"/_standin/ledger", "", nil))
 }
 
-func TestEventHubsStandInTakesAnyKey(t *testing.T) {
+func TestEventHubsStandInRefusesAWrongKey(t *testing.T) {
 	t.Parallel()
 	said := start(t, "eventhubs", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--hub", "events", "--partitions", "2",
 		"--consumer-group", "one", "--consumer-group", "two", "--key", "right")
@@ -139,7 +139,7 @@ func TestEventHubsStandInTakesAnyKey(t *testing.T) {
 	require.Equal(t, "events", ledger.Hubs[0].Name)
 }
 
-func TestWrongSettingEndsWithAnotherExitCode(t *testing.T) {
+func TestWrongSettingEndsWithItsExitCode(t *testing.T) {
 	t.Parallel()
 	taken := strings.TrimPrefix(start(t, "stripe", "--listen", "127.0.0.1:0"), "http://")
 	for name, args := range map[string][]string{

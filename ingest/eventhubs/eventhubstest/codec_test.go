@@ -61,7 +61,7 @@ func wideFrame() []byte {
 	return appendFrame(nil, frameTypeAMQP, 0, composite{performOpen, list{raw(array)}}, nil)
 }
 
-func TestHostileFrameIsDecoded(t *testing.T) {
+func TestHostileFrameIsRefused(t *testing.T) {
 	t.Parallel()
 	huge := appendFrame(nil, frameTypeAMQP, 0, composite{performOpen, nil}, nil)
 	binary.BigEndian.PutUint32(huge, maxFrameBytes+1)
@@ -92,7 +92,7 @@ func TestHostileFrameIsDecoded(t *testing.T) {
 	}
 }
 
-func TestSmallFormsReadAsOtherNumbers(t *testing.T) {
+func TestSmallFormsReadAsTheSameNumbers(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		encoded []byte
@@ -117,7 +117,7 @@ func TestSmallFormsReadAsOtherNumbers(t *testing.T) {
 	require.False(t, ok, "does not fit")
 }
 
-func TestSessionWindowWrapsAtTheEndOfItsNumbers(t *testing.T) {
+func TestSessionWindowSurvivesTheEndOfItsNumbers(t *testing.T) {
 	t.Parallel()
 	require.EqualValues(t, 10, distance(4, 1<<32-6))
 	require.EqualValues(t, 0, distance(3, 5))

@@ -24,7 +24,7 @@ func call(t *testing.T, h http.Handler, method, target, body string) (int, strin
 	return w.Code, string(answer)
 }
 
-func TestControlPortShowsAnotherLedger(t *testing.T) {
+func TestControlPortShowsTheSameLedger(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	h := s.ControlHandler()
@@ -44,7 +44,7 @@ func TestControlPortShowsAnotherLedger(t *testing.T) {
 	require.Equal(t, "two", string(ledger.Hubs[0].Partitions[2].Events[1].Body))
 }
 
-func TestFaultScriptIsNotCarriedOut(t *testing.T) {
+func TestFaultScriptIsCarriedOut(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	h := s.ControlHandler()

@@ -18,7 +18,7 @@ import (
 	"chargeonce/ingest/eventhubs/eventhubstest"
 )
 
-func TestLostAcknowledgementLeavesOneCopy(t *testing.T) {
+func TestLostAcknowledgementLeavesTwoCopies(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	require.NoError(t, s.Inject(eventhubstest.Fault{Kind: eventhubstest.FaultLoseAck, Times: 1}))
@@ -32,7 +32,7 @@ func TestLostAcknowledgementLeavesOneCopy(t *testing.T) {
 	require.EqualValues(t, 1, s.Counters().AcksLost)
 }
 
-func TestReceiverSkipsOrRepeatsAfterADroppedConnection(t *testing.T) {
+func TestReceiverNeitherSkipsNorRepeatsAfterADroppedConnection(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	publish(t, s, "0", 30)
@@ -55,7 +55,7 @@ func TestReceiverSkipsOrRepeatsAfterADroppedConnection(t *testing.T) {
 	require.Len(t, got, 30)
 }
 
-func TestRefusedSendIsStored(t *testing.T) {
+func TestRefusedSendIsNotStored(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	p := producer(t, s)
@@ -71,7 +71,7 @@ func TestRefusedSendIsStored(t *testing.T) {
 	require.EqualValues(t, 3, s.Counters().SendsRejected)
 }
 
-func TestMemoryGrowsPastTheLimit(t *testing.T) {
+func TestMemoryStaysWithinTheLimit(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{MaxBytes: 100_000})
 	p := producer(t, s)
@@ -85,7 +85,7 @@ func TestMemoryGrowsPastTheLimit(t *testing.T) {
 }
 
 // An attach that is never answered must hold its caller until the caller gives up, and nobody else.
-func TestHeldAttachIsAnswered(t *testing.T) {
+func TestHeldAttachIsNeverAnswered(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	publish(t, s, "0", 1)
@@ -101,7 +101,7 @@ func TestHeldAttachIsAnswered(t *testing.T) {
 	require.Len(t, receive(t, held, 1), 1, "the next attach is answered")
 }
 
-func TestHooksDoNotSeeTheOperation(t *testing.T) {
+func TestHooksSeeTheOperation(t *testing.T) {
 	t.Parallel()
 	attaches := make(chan eventhubstest.Attach, 100)
 	sends := make(chan eventhubstest.Send, 100)
@@ -125,7 +125,7 @@ func TestHooksDoNotSeeTheOperation(t *testing.T) {
 	}
 }
 
-func TestRefusedTokenLetsTheClientIn(t *testing.T) {
+func TestRefusedTokenKeepsTheClientOut(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{Hooks: eventhubstest.Hooks{
 		OnToken: func(string) (int, string) { return 401, "no claims" },
@@ -140,7 +140,7 @@ func TestRefusedTokenLetsTheClientIn(t *testing.T) {
 
 // One event whose partition key is no string takes the good ones of the same call along: a fault of the SDK that an
 // ingestor must notice by the gap in sequence numbers.
-func TestSpoiledPartitionKeyReachesTheClientWhole(t *testing.T) {
+func TestSpoiledPartitionKeyDoesNotReachTheClient(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	publish(t, s, "0", 5)
@@ -156,7 +156,7 @@ func TestSpoiledPartitionKeyReachesTheClientWhole(t *testing.T) {
 	require.Equal(t, []int64{0, 1, 2, 3, 4}, sequences(receive(t, receiver(t, consumer(t, s, "$default"), "0", earliest()), 5)))
 }
 
-func TestMutateDoesNotReachTheClient(t *testing.T) {
+func TestMutateReachesTheClient(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{Hooks: eventhubstest.Hooks{
 		Mutate: func(d eventhubstest.Delivery, a amqp.Annotations) amqp.Annotations {
@@ -169,7 +169,7 @@ func TestMutateDoesNotReachTheClient(t *testing.T) {
 	require.Equal(t, hubName+"/0/$default/0", events[0].SystemProperties["x-test"])
 }
 
-func TestAddedPartitionsStayInvisible(t *testing.T) {
+func TestAddedPartitionsAreVisible(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	c := consumer(t, s, "$default")
@@ -182,7 +182,7 @@ func TestAddedPartitionsStayInvisible(t *testing.T) {
 	require.Error(t, s.AddPartitions("absent", 1))
 }
 
-func TestRecreatedHubKeepsItsPast(t *testing.T) {
+func TestRecreatedHubForgetsItsPast(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	publish(t, s, "0", 20)
@@ -208,7 +208,7 @@ func TestRecreatedHubKeepsItsPast(t *testing.T) {
 	require.Len(t, s.Events(hubName, "0"), 2)
 }
 
-func TestConnectionIsTakenDuringAnOutage(t *testing.T) {
+func TestConnectionIsRefusedDuringAnOutage(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	publish(t, s, "0", 1)
@@ -226,7 +226,7 @@ func TestConnectionIsTakenDuringAnOutage(t *testing.T) {
 	require.Len(t, receive(t, pc, 1), 1)
 }
 
-func TestHeldConnectionKeepsCloseWaiting(t *testing.T) {
+func TestHeldConnectionDoesNotKeepCloseWaiting(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{Hooks: eventhubstest.Hooks{OnConnect: func(string) error { return eventhubstest.ErrHold }}})
 	var d net.Dialer
@@ -243,7 +243,7 @@ func TestHeldConnectionKeepsCloseWaiting(t *testing.T) {
 }
 
 // A client that takes nothing from its socket must neither hold up another client nor stay for ever.
-func TestSlowReaderStallsTheOthers(t *testing.T) {
+func TestSlowReaderDoesNotStallTheOthers(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{WriteTimeout: 500 * time.Millisecond})
 	body := strings.Repeat("x", 500_000)
@@ -289,7 +289,7 @@ func (c *stuckConn) Read(b []byte) (int, error) {
 	return c.Conn.Read(b[:min(len(b), 512)])
 }
 
-func TestDrainIsIgnored(t *testing.T) {
+func TestDrainIsHeeded(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	publish(t, s, "0", 2)
@@ -317,7 +317,7 @@ func TestDrainIsIgnored(t *testing.T) {
 	require.EqualValues(t, 3, s.Counters().Deliveries)
 }
 
-func TestIdleClientIsNotKeptAlive(t *testing.T) {
+func TestIdleClientIsKeptAlive(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -340,7 +340,7 @@ func TestIdleClientIsNotKeptAlive(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestManyPlainReceiversShareAPartition(t *testing.T) {
+func TestFivePlainReceiversShareAPartitionAtMost(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{Hubs: []eventhubstest.Hub{{Name: hubName, Partitions: 1, ConsumerGroups: []string{"other"}}}})
 	publish(t, s, "0", 1)

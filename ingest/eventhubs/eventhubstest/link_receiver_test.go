@@ -8,7 +8,7 @@ import (
 )
 
 // A message of many frames must not use up the session window before its link gets new credit.
-func TestWindowIsUsedUpInsideAMessage(t *testing.T) {
+func TestWindowIsNotUsedUpInsideAMessage(t *testing.T) {
 	t.Parallel()
 	s := &Server{cfg: Config{}.withDefaults(), conns: map[*conn]bool{}}
 	c := newConn(s, nil)

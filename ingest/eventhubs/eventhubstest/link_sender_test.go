@@ -8,7 +8,7 @@ import (
 )
 
 // A message larger than the session window must wait in the middle and go on where it stopped.
-func TestWindowIsOverrunInsideAMessage(t *testing.T) {
+func TestWindowIsNotOverrunInsideAMessage(t *testing.T) {
 	t.Parallel()
 	sess := &session{conn: &conn{maxFrame: 512}, window: 2}
 	message := bytes.Repeat([]byte("abc"), 500) // four frames of at most 448 bytes

@@ -15,7 +15,7 @@ import (
 	"chargeonce/ingest/eventhubs/eventhubstest"
 )
 
-func TestEventsAreLostOnTheWayThroughProducerAndProcessor(t *testing.T) {
+func TestNoEventIsLostOnTheWayThroughProducerAndProcessor(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	p := producer(t, s)
@@ -31,7 +31,7 @@ func TestEventsAreLostOnTheWayThroughProducerAndProcessor(t *testing.T) {
 	require.EqualValues(t, 80, s.Counters().Deliveries)
 }
 
-func TestEventLosesWhatTheProducerSet(t *testing.T) {
+func TestEventKeepsWhatTheProducerSet(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	p := producer(t, s)
@@ -63,7 +63,7 @@ func TestEventLosesWhatTheProducerSet(t *testing.T) {
 	require.True(t, stored[0].EnqueuedTime.Equal(*got.EnqueuedTime))
 }
 
-func TestOnePartitionKeyEndsInSeveralPartitions(t *testing.T) {
+func TestOnePartitionKeyEndsInOnePartition(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	p := producer(t, s)
@@ -79,7 +79,7 @@ func TestOnePartitionKeyEndsInSeveralPartitions(t *testing.T) {
 	require.Equal(t, []int{8}, used)
 }
 
-func TestStartPositionIsNotKept(t *testing.T) {
+func TestStartPositionIsKept(t *testing.T) {
 	t.Parallel()
 	var now time.Time
 	base := time.Date(2026, 8, 31, 12, 0, 0, 0, time.UTC)
@@ -108,7 +108,7 @@ func TestStartPositionIsNotKept(t *testing.T) {
 	}
 }
 
-func TestLatestDeliversOldEvents(t *testing.T) {
+func TestLatestDeliversNoOldEvents(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	publish(t, s, "0", 3)
@@ -125,7 +125,7 @@ func TestLatestDeliversOldEvents(t *testing.T) {
 	require.Equal(t, []int64{3}, sequences(<-got))
 }
 
-func TestPositionBeyondTheEndIsTaken(t *testing.T) {
+func TestPositionBeyondTheEndIsRefused(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	publish(t, s, "0", 1)
@@ -143,7 +143,7 @@ func TestPositionBeyondTheEndIsTaken(t *testing.T) {
 	require.ErrorContains(t, err, "The last sequence number in the system is '-1'")
 }
 
-func TestOlderReceiverSurvivesANewEpoch(t *testing.T) {
+func TestOlderReceiverEndsAtANewEpoch(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	c := consumer(t, s, "$default")
@@ -171,7 +171,7 @@ func TestOlderReceiverSurvivesANewEpoch(t *testing.T) {
 	require.Len(t, receive(t, other, 1), 1, "another partition is free")
 }
 
-func TestPartitionsStayWithOneOfTwoProcessors(t *testing.T) {
+func TestPartitionsAreSharedByTwoProcessors(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	store, y := newMemoryStore(), newTally()
@@ -201,7 +201,7 @@ func TestPartitionsStayWithOneOfTwoProcessors(t *testing.T) {
 	require.Eventually(t, func() bool { return y.distinct() == 200 }, 10*time.Second, 5*time.Millisecond)
 }
 
-func TestEventLargerThanAFrameIsDamaged(t *testing.T) {
+func TestEventLargerThanAFrameIsWhole(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	body := strings.Repeat("0123456789", 30_000)
@@ -212,7 +212,7 @@ func TestEventLargerThanAFrameIsDamaged(t *testing.T) {
 	require.Len(t, got[2].Body, 299_999)
 }
 
-func TestReceiveWaitsForMoreThanThereIs(t *testing.T) {
+func TestReceiveReturnsWhatThereIs(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	publish(t, s, "0", 3)
@@ -225,7 +225,7 @@ func TestReceiveWaitsForMoreThanThereIs(t *testing.T) {
 	require.Equal(t, []int64{0, 1, 2}, sequences(append(events, more...)))
 }
 
-func TestPrefetchOffOverrunsTheCredit(t *testing.T) {
+func TestPrefetchOffKeepsToTheCredit(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	publish(t, s, "0", 100)
@@ -238,7 +238,7 @@ func TestPrefetchOffOverrunsTheCredit(t *testing.T) {
 	require.EqualValues(t, 10, s.Counters().Deliveries)
 }
 
-func TestPropertiesDisagreeWithTheLog(t *testing.T) {
+func TestPropertiesAgreeWithTheLog(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{})
 	publish(t, s, "1", 5)
@@ -266,7 +266,7 @@ func TestPropertiesDisagreeWithTheLog(t *testing.T) {
 	require.Equal(t, []int64{2, 3, 4}, sequences(receive(t, pc, 3)))
 }
 
-func TestUnknownNamesGetAVagueError(t *testing.T) {
+func TestUnknownNamesGetAClearError(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{Hubs: []eventhubstest.Hub{{Name: hubName, Partitions: 1, ConsumerGroups: []string{"Billing-CG"}}}})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -297,7 +297,7 @@ func requireCondition(t *testing.T, err error, condition amqp.ErrCond, text stri
 	require.Contains(t, amqpErr.Description, text)
 }
 
-func TestWrongKeyIsLetIn(t *testing.T) {
+func TestWrongKeyIsNotLetIn(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{RequireSAS: true, Key: "right"})
 	send(t, producer(t, s), azeventhubs.EventDataBatchOptions{}, "x")
@@ -335,7 +335,7 @@ func TestTwentyThousandEventsThroughFourPartitions(t *testing.T) {
 }
 
 // More messages than link credit and session window hold at first: both must be given anew.
-func TestProducerRunsOutOfCredit(t *testing.T) {
+func TestProducerNeverRunsOutOfCredit(t *testing.T) {
 	t.Parallel()
 	const total = 5_200
 	s := start(t, eventhubstest.Config{})

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func TestExitCodeIsChanged(t *testing.T) {
+func TestExitCodeIsTheCommands(t *testing.T) {
 	t.Parallel()
 	for script, want := range map[string]int{"exit 0": 0, "exit 7": 7, "kill -s KILL $$": 128 + 9} {
 		l := newCommand(t, "--", "sh", "-c", script)
@@ -45,14 +45,14 @@ func TestExitCodeIsChanged(t *testing.T) {
 	}
 }
 
-func TestCommandCannotReachTheServer(t *testing.T) {
+func TestCommandReachesTheServer(t *testing.T) {
 	t.Parallel()
 	l := newCommand(t, "--env", "DATABASE_URL,TEST_DATABASE_URL", "--", "sh", "-c", `test "$DATABASE_URL" = "$TEST_DATABASE_URL" && echo "$DATABASE_URL" --flag`)
 	require.Zero(t, l.run(t))
 	require.Regexp(t, `^postgres://postgres:\w{20,}@127\.0\.0\.1:\d+/postgres\?sslmode=disable --flag\n$`, l.stdout.String())
 }
 
-func TestUnknownCommandLooksLikeItsOwnFailure(t *testing.T) {
+func TestUnknownCommandIsToldFromItsOwnFailure(t *testing.T) {
 	t.Parallel()
 	l := newCommand(t, "--", "no-such-command")
 	require.Equal(t, 2, l.run(t))
@@ -62,7 +62,7 @@ func TestUnknownCommandLooksLikeItsOwnFailure(t *testing.T) {
 	}
 }
 
-func TestFailedStartLooksLikeTheCommands(t *testing.T) {
+func TestFailedStartIsToldFromTheCommands(t *testing.T) {
 	t.Parallel()
 	l := newCommand(t, "--set", "no_such_setting=1", "--", "sh", "-c", "echo ran")
 	require.Equal(t, 1, l.run(t))
@@ -71,7 +71,7 @@ func TestFailedStartLooksLikeTheCommands(t *testing.T) {
 	l.requireNothingLeft(t)
 }
 
-func TestSignalReachesTheCommandTwiceOrLeavesSomething(t *testing.T) {
+func TestSignalReachesTheCommandOnceAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	for name, send := range map[string]func(pid int) error{
 		"INT to the process group":  func(pid int) error { return syscall.Kill(-pid, syscall.SIGINT) },
@@ -92,7 +92,7 @@ func TestSignalReachesTheCommandTwiceOrLeavesSomething(t *testing.T) {
 	}
 }
 
-func TestSignalDuringStartLeavesSomething(t *testing.T) {
+func TestSignalDuringStartLeavesNothing(t *testing.T) {
 	t.Parallel()
 	l := newCommand(t, "--", "sh", "-c", "echo ran")
 	require.NoError(t, l.cmd.Start())
@@ -106,7 +106,7 @@ func TestSignalDuringStartLeavesSomething(t *testing.T) {
 	l.requireNothingLeft(t)
 }
 
-func TestBackgroundProcessOutlivesTheCommand(t *testing.T) {
+func TestBackgroundProcessDoesNotOutliveTheCommand(t *testing.T) {
 	t.Parallel()
 	l := newCommand(t, "--", "sh", "-c", `sleep 3600 >/dev/null 2>&1 & echo $!`)
 	require.Zero(t, l.run(t))
@@ -117,7 +117,7 @@ func TestBackgroundProcessOutlivesTheCommand(t *testing.T) {
 	}, patience, interval)
 }
 
-func TestTwoAtOnceShareSomething(t *testing.T) {
+func TestTwoAtOnceShareNothing(t *testing.T) {
 	t.Parallel()
 	first := newCommand(t, "--", "sh", "-c", "echo $DATABASE_URL; "+countInterrupts)
 	second := newCommand(t, "--", "sh", "-c", "echo $DATABASE_URL; "+countInterrupts)
@@ -132,7 +132,7 @@ func TestTwoAtOnceShareSomething(t *testing.T) {
 	second.requireNothingLeft(t)
 }
 
-func TestDirLosesTheData(t *testing.T) {
+func TestDirKeepsTheData(t *testing.T) {
 	t.Parallel()
 	l := newCommand(t, "--", "true")
 	dir := filepath.Join(l.temp, "kept")

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestCtrlCReachesTheCommandTwiceOrLeavesSomething(t *testing.T) {
+func TestCtrlCReachesTheCommandOnceAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	keyboard, screen := openTerminal(t)
 	l := newCommand(t, "--", "sh", "-c", `read -r answer && echo "got $answer"; `+countInterrupts)
