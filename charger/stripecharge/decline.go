@@ -61,13 +61,3 @@ func declineCodes() []declineRow {
 		}},
 	}
 }
-
-// ShownDeclineCode is the code that a customer may be told: which of the issuer's suspicions was
-// behind a decline is not theirs to know.
-func ShownDeclineCode(declineCode string) string {
-	switch declineCode {
-	case "lost_card", "stolen_card", "pickup_card", "fraudulent", "merchant_blacklist", "security_violation":
-		return codeGeneric
-	}
-	return declineCode
-}

@@ -269,6 +269,4 @@ func TestDeclineKinds(t *testing.T) {
 	require.Equal(t, DeclineSoft, KindOfDecline("card_declined", "a_new_code", ""))
 	require.Equal(t, DeclineHard, KindOfDecline("card_declined", "a_new_code", "do_not_try_again"))
 	require.Equal(t, DeclineCardData, KindOfDecline("expired_card", "", ""))
-	require.Equal(t, "generic_decline", ShownDeclineCode("stolen_card"))
-	require.Equal(t, "insufficient_funds", ShownDeclineCode("insufficient_funds"))
 }

@@ -56,7 +56,7 @@ func TestIssuedKeyHasExactlyTheTermsAsked(t *testing.T) {
 	require.WithinDuration(t, request.ExpiresAt, *keys[0].ExpiresAt, time.Second)
 	require.WithinDuration(t, *keys[0].ExpiresAt, key.ExpiresAt, 0)
 
-	request.AllowedEndpoints = AllowedPaths()
+	request.AllowedEndpoints = []string{"/v1/charges", "/v1/payment_intents"} // a proxy that names paths
 	_, err = keybrake.Issue(t.Context(), request)
 	require.NoError(t, err)
 }
