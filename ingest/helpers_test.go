@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"chargeonce/ingest"
+	"chargeonce/ingest/sourcetest"
 	"chargeonce/sql"
 	"chargeonce/sql/sqltest"
 )
@@ -72,12 +73,7 @@ func (b *bundle) number(t *testing.T, query string, args ...any) int64 {
 // counters are the durable ones, over all partitions.
 func (b *bundle) counters(t *testing.T) ingest.Counts {
 	t.Helper()
-	var c ingest.Counts
-	err := b.owner.QueryRow(t.Context(), `SELECT coalesce(sum(intents), 0), coalesce(sum(duplicates), 0), coalesce(sum(redeliveries), 0),
-		coalesce(sum(conflicts), 0), coalesce(sum(quarantined), 0) FROM billing.source_counters`).
-		Scan(&c.Intents, &c.Duplicates, &c.Redeliveries, &c.Conflicts, &c.Quarantined)
-	require.NoError(t, err)
-	return c
+	return sourcetest.Counters(t, b.owner)
 }
 
 func body(customer string, amount int) string {

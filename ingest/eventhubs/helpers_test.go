@@ -18,6 +18,7 @@ import (
 	"chargeonce/ingest"
 	"chargeonce/ingest/eventhubs"
 	"chargeonce/ingest/eventhubs/eventhubstest"
+	"chargeonce/ingest/sourcetest"
 	"chargeonce/sql"
 	"chargeonce/sql/sqltest"
 )
@@ -176,12 +177,7 @@ const (
 
 func (b *bundle) counters(t *testing.T) ingest.Counts {
 	t.Helper()
-	var c ingest.Counts
-	err := b.owner.QueryRow(t.Context(), `SELECT coalesce(sum(intents), 0), coalesce(sum(duplicates), 0), coalesce(sum(redeliveries), 0),
-		coalesce(sum(conflicts), 0), coalesce(sum(quarantined), 0) FROM billing.source_counters`).
-		Scan(&c.Intents, &c.Duplicates, &c.Redeliveries, &c.Conflicts, &c.Quarantined)
-	require.NoError(t, err)
-	return c
+	return sourcetest.Counters(t, b.owner)
 }
 
 func (b *bundle) consumer(t *testing.T) *azeventhubs.ConsumerClient {

@@ -135,9 +135,15 @@ func (h *harness) number(ctx context.Context, query string) (int64, error) {
 
 func (h *harness) counters(t *testing.T) ingest.Counts {
 	t.Helper()
+	return Counters(t, h.owner)
+}
+
+// Counters are the durable ones, over all namespaces, sources and partitions.
+func Counters(t *testing.T, owner *pgxpool.Pool) ingest.Counts {
+	t.Helper()
 	var c ingest.Counts
-	err := h.owner.QueryRow(t.Context(), `SELECT coalesce(sum(intents), 0), coalesce(sum(duplicates), 0), coalesce(sum(redeliveries), 0),
-		coalesce(sum(conflicts), 0), coalesce(sum(quarantined), 0) FROM billing.source_counters WHERE source = $1`, h.source).
+	err := owner.QueryRow(t.Context(), `SELECT coalesce(sum(intents), 0), coalesce(sum(duplicates), 0), coalesce(sum(redeliveries), 0),
+		coalesce(sum(conflicts), 0), coalesce(sum(quarantined), 0) FROM billing.source_counters`).
 		Scan(&c.Intents, &c.Duplicates, &c.Redeliveries, &c.Conflicts, &c.Quarantined)
 	require.NoError(t, err)
 	return c
