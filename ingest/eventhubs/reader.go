@@ -190,8 +190,10 @@ func (r *reader) afterSilence(ctx context.Context, lastEnqueued int64) error {
 	if r.expected < 0 || lastEnqueued < r.expected {
 		return nil
 	}
-	if _, err := r.partitionProperties(ctx, r.partition); err != nil {
-		return nil // it is the hub that does not answer, nothing is known of the events
+	props, err := r.partitionProperties(ctx, r.partition)
+	if err != nil || (props.IsEmpty && r.previous < 0) {
+		// Nothing is known of the events: the hub does not answer, or all had expired before this hub was ever read.
+		return nil
 	}
 	if r.singly == 0 {
 		r.setReadSingly(r.partition, r.expected+1)

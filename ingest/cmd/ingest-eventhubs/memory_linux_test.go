@@ -16,7 +16,7 @@ import (
 // What a process holds must not depend on how much waits in the hub, nor on how large its events are.
 func TestMemoryIsBoundedWhileLargeEventsWait(t *testing.T) {
 	t.Parallel()
-	const each, eventBytes, maxResident = 80, 1_000_000, 250 << 20
+	const each, eventBytes, maxResident = 80, 1_000_000, 200 << 20
 	hub := startHub(t, eventhubstest.Config{})
 	db := sqltest.New(t)
 	pad := strings.Repeat("x", eventBytes)
