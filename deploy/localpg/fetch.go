@@ -9,6 +9,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -87,17 +89,50 @@ func unpack(ctx context.Context, repository, version, work string) error {
 	}
 	result := make(chan error, 1)
 	go func() { // the library takes no context; an abandoned download ends with the process
-		result <- embeddedpostgres.NewDatabase(config).Start()
+		database := embeddedpostgres.NewDatabase(config)
+		err := database.Start()
+		removeLibraryLogs()
+		runtime.KeepAlive(database) // its log is found by being open
+		result <- err
 	}()
 	select {
 	case err = <-result:
 	case <-ctx.Done():
+		removeLibraryLogs()
 		return fmt.Errorf("download of Postgres %s: %w", version, context.Cause(ctx))
 	}
 	if err == nil || !strings.HasPrefix(err.Error(), failedAfterUnpacking) {
 		return fmt.Errorf("download of Postgres %s: %w", version, cmp.Or(err, errors.New("an empty folder was taken for a cluster")))
 	}
 	return nil
+}
+
+// removeLibraryLogs removes the log that embedded-postgres makes in the common temporary folder at every start, never closes
+// and never removes. Its place cannot be chosen, nor its name asked for; but the files of other processes that use the library
+// are not open in this one. A second download in this process does not miss its log: the failure that unpack waits for is
+// told by its first words.
+func removeLibraryLogs() {
+	logs, err := filepath.Glob(filepath.Join(os.TempDir(), "embedded_postgres_log*"))
+	if err != nil || len(logs) == 0 {
+		return
+	}
+	const open = "/dev/fd" // on Linux and macOS
+	descriptors, err := os.ReadDir(open)
+	if err != nil {
+		return
+	}
+	ours := make([]os.FileInfo, 0, len(descriptors))
+	for _, d := range descriptors {
+		if info, err := os.Stat(filepath.Join(open, d.Name())); err == nil {
+			ours = append(ours, info)
+		}
+	}
+	for _, path := range logs {
+		info, err := os.Lstat(path)
+		if err == nil && slices.ContainsFunc(ours, func(o os.FileInfo) bool { return os.SameFile(o, info) }) {
+			_ = os.Remove(path) // no more than a small file is left
+		}
+	}
 }
 
 // cacheFolder is one that the account can read. Root's own cache folder usually is not.
