@@ -5,10 +5,12 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"time"
 
 	"chargeonce/deploy/daemon"
+	"chargeonce/deploy/localpg"
 )
 
 func main() {
@@ -46,6 +48,7 @@ type settings struct {
 	BinDir          string `help:"Folder of the programs; the one of this program unless given." placeholder:"DIR"`
 	PostgresPort    int    `help:"Port of Postgres; 0 takes a free one." default:"0"`
 	PostgresBinDir  string `name:"postgres-bin-dir" help:"Folder of initdb and postgres; those of the machine, else a download, unless given." env:"LOCALPG_BIN_DIR" placeholder:"DIR"`
+	FetchURL        string `help:"Maven repository to download Postgres from if the machine has none; the public one unless given." env:"LOCALPG_FETCH_URL" placeholder:"URL"`
 	EventhubsListen string `help:"HOST:PORT of the Event Hubs stand-in; port 0 takes a free one." default:"127.0.0.1:0"`
 	StripeListen    string `help:"HOST:PORT of the Stripe stand-in." default:"127.0.0.1:0"`
 	VaultListen     string `help:"HOST:PORT of the spend-cap proxy's stand-in." default:"127.0.0.1:0"`
@@ -76,6 +79,14 @@ func (s *settings) Validate() error {
 func (s *settings) patience() time.Duration {
 	const usual, perSecond = 2000, 50
 	return s.Timeout + s.PublishFor + s.StopPostgres + time.Duration(max(0, s.Events-usual)/perSecond)*time.Second
+}
+
+// localpg says how Postgres is run.
+func (s *settings) localpg(log *slog.Logger) localpg.Config {
+	return localpg.Config{
+		Port: s.PostgresPort, BinDir: s.PostgresBinDir, FetchURL: s.FetchURL, Logger: log,
+		Settings: map[string]string{"autovacuum_naptime": "2s"},
+	}
 }
 
 // run is the whole demonstration, from nothing to nothing.

@@ -67,10 +67,7 @@ const (
 
 func (d *demo) startDatabase() error {
 	var err error
-	d.postgres, err = localpg.Start(d.ctx, localpg.Config{
-		Port: d.cfg.PostgresPort, BinDir: d.cfg.PostgresBinDir, Logger: d.env.Log,
-		Settings: map[string]string{"autovacuum_naptime": "2s"},
-	})
+	d.postgres, err = localpg.Start(d.ctx, d.cfg.localpg(d.env.Log))
 	if err != nil {
 		return err
 	}
