@@ -72,7 +72,8 @@ func (d *display) progress(s state, expect published) {
 		d.draw()
 		return
 	}
-	line := fmt.Sprintf("published %d/%d  recorded %d/%d  finished %d/%d  (charged %d, waiting %d)", s.Sent, s.Events, recorded, expect.Objects,
+	line := fmt.Sprintf("published %d/%d  recorded %s  finished %d/%d  (charged %d, waiting %d)", s.Sent, s.Events,
+		strings.TrimSpace(fmt.Sprintf("%d/%d %s", min(recorded, expect.Objects), expect.Objects, readAgain(recorded-expect.Objects))),
 		ended, expect.Intents, s.Statuses["charged"], s.Statuses["pending"]+s.Statuses["charging"])
 	if line != d.last && time.Since(d.lastT) >= plainEvery {
 		d.last, d.lastT = line, time.Now()
