@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"chargeonce/deploy/daemon"
 	"chargeonce/deploy/localpg"
 	"chargeonce/schema"
 	"chargeonce/sql"
@@ -68,6 +69,12 @@ const (
 func (d *demo) startDatabase() error {
 	var err error
 	d.postgres, err = localpg.Start(d.ctx, d.cfg.localpg(d.env.Log))
+	if bad, ok := errors.AsType[*localpg.BinDirError](err); ok {
+		return &daemon.SettingError{
+			Setting: "--postgres-bin-dir (LOCALPG_BIN_DIR)", Problem: fmt.Sprintf("names %s, which cannot be used (%v)", bad.Dir, bad.Err),
+			Cure: "give the folder of initdb and postgres, or leave it out",
+		}
+	}
 	if err != nil {
 		return err
 	}

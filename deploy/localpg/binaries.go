@@ -24,7 +24,7 @@ func locate(ctx context.Context, cfg Config, a *account, localDirs []string, log
 	if cfg.BinDir != "" {
 		dir, err := usable(ctx, cfg.BinDir, a)
 		if err != nil {
-			return "", fmt.Errorf("programs of Postgres in %s: %w", cfg.BinDir, err)
+			return "", &BinDirError{Dir: cfg.BinDir, Err: err}
 		}
 		return dir, nil
 	}
@@ -45,6 +45,18 @@ func locate(ctx context.Context, cfg Config, a *account, localDirs []string, log
 	}
 	return dir, nil
 }
+
+// BinDirError says why the folder given as Config.BinDir cannot be used; Start then has started nothing.
+type BinDirError struct {
+	Dir string
+	Err error
+}
+
+func (e *BinDirError) Error() string {
+	return fmt.Sprintf("programs of Postgres in %s: %v", e.Dir, e.Err)
+}
+
+func (e *BinDirError) Unwrap() error { return e.Err }
 
 // localBinDirs lists where Postgres' programs may be: PATH in its order, then the folders of packages, newest first.
 func localBinDirs() []string {
