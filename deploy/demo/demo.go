@@ -64,6 +64,9 @@ func prepare(ctx context.Context, env daemon.Env, cfg *settings) (*demo, error) 
 	if err != nil {
 		return nil, &daemon.SettingError{Setting: "--bin-dir", Problem: "is not usable (" + err.Error() + ")", Cure: "build all programs into one folder"}
 	}
+	if err := cfg.checkJSON(); err != nil {
+		return nil, err
+	}
 	dir, err := os.MkdirTemp("", "chargeonce-demo-")
 	if err != nil {
 		return nil, fmt.Errorf("make a temporary folder: %w", err)
@@ -294,7 +297,11 @@ func (d *demo) finish(ctx context.Context, failed error) error {
 	if ended, ok := errors.AsType[*endedError](failed); ok {
 		d.show.say("The last lines of %s:\n%s", ended.name, ended.tail)
 	}
-	d.show.say("The programs' logs are kept in %s", d.dir)
+	if d.fleet.wroteNothing() { // it failed before any program did something
+		ending = errors.Join(ending, os.RemoveAll(d.dir))
+	} else {
+		d.show.say("The programs' logs are kept in %s", d.dir)
+	}
 	if ending != nil && errors.Is(failed, daemon.ErrFound) {
 		return ending
 	}

@@ -4,9 +4,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"time"
 
 	"chargeonce/deploy/daemon"
@@ -79,6 +81,33 @@ func (s *settings) Validate() error {
 func (s *settings) patience() time.Duration {
 	const usual, perSecond = 2000, 50
 	return s.Timeout + s.PublishFor + s.StopPostgres + time.Duration(max(0, s.Events-usual)/perSecond)*time.Second
+}
+
+// checkJSON finds out whether the summary's file can be written before minutes are spent on what is to be in it.
+func (s *settings) checkJSON() error {
+	if s.JSON == "" {
+		return nil
+	}
+	wrong := func(problem string) error {
+		return &daemon.SettingError{
+			Setting: "--json (DEMO_JSON)", Problem: fmt.Sprintf("names %s, which cannot be written (%s)", s.JSON, problem),
+			Cure: "name a file in a folder that is there and may be written",
+		}
+	}
+	if info, err := os.Stat(s.JSON); err == nil && !info.Mode().IsRegular() {
+		return wrong("it is no regular file")
+	}
+	trial, err := os.CreateTemp(filepath.Dir(s.JSON), ".demo-json-") // the file's own folder: it is renamed into place
+	if err != nil {
+		if pathErr, ok := errors.AsType[*os.PathError](err); ok {
+			err = pathErr.Err
+		}
+		return wrong(err.Error())
+	}
+	if err := errors.Join(trial.Close(), os.Remove(trial.Name())); err != nil {
+		return fmt.Errorf("try to write beside %s: %w", s.JSON, err)
+	}
+	return nil
 }
 
 // localpg says how Postgres is run.

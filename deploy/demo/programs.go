@@ -298,6 +298,15 @@ func (f *fleet) stopAll(grace time.Duration) error {
 	return failed
 }
 
+// wroteNothing is true when all logs are empty.
+func (f *fleet) wroteNothing() bool {
+	entries, err := os.ReadDir(f.dir)
+	return err == nil && !slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+		info, err := e.Info()
+		return err != nil || info.Size() > 0
+	})
+}
+
 // forker starts all processes from one thread that lives as long as this process: Linux sends the parent-death signal when
 // the starting *thread* ends, which Go's scheduler does at will with any other.
 type forker struct {
