@@ -111,7 +111,8 @@ func clockSkew(date, databaseNow, readAt time.Time) time.Duration {
 	if date.IsZero() {
 		return 0
 	}
-	return date.Sub(databaseNow.Add(time.Since(readAt))).Abs()
+	// The answer was written at some time since the reading.
+	return max(databaseNow.Sub(date), date.Sub(databaseNow.Add(time.Since(readAt))), 0)
 }
 
 // lookUpBefore is how far before the first send a look-up begins: clocks and a restored database may be behind.
@@ -192,7 +193,7 @@ func (w *worker) withoutKey(ctx context.Context, job *river.Job[ChargeArgs], int
 		return true, w.later(job, retryPauseLeast, fmt.Errorf("database_away: %w", err))
 	}
 	if intent.Unresolved > 0 || intent.ObjectID != "" {
-		return true, w.later(job, retryPauseMost, fmt.Errorf("%s: intent %d in doubt: %w; next: tried again in %s", refused.reason, intent.ID, cause, retryPauseMost))
+		return true, w.unsent(ctx, job, retryPauseMost, fmt.Errorf("%s: intent %d in doubt: %w; next: tried again in %s", refused.reason, intent.ID, cause, retryPauseMost))
 	}
 	return true, w.release(ctx, job, intent, step{action: actionRelease, reason: schema.ReasonRunPaused, detail: refused.Error()})
 }

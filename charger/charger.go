@@ -180,9 +180,9 @@ func (c *Charger) lease() time.Duration {
 // and a decline's cancel after it.
 func (c *Charger) jobTimeout() time.Duration { return 2*c.lease() + 3*c.cfg.CallTimeout }
 
-// deadAfter is how long a running job may be without a claim: it waits for the run's key, for a token, and reads the customer,
-// each within a call's time. One that is without a claim for longer lost its process; should it live after all, the claims keep the two apart.
-func (c *Charger) deadAfter() time.Duration { return 3*c.cfg.CallTimeout + time.Second }
+// deadAfter is how long a running job may be without a claim: it waits for the run's key, for a token, reads the
+// customer, and waits for a token again, each within a call's time. One that is without a claim for longer lost its process; should it live after all, the claims keep the two apart.
+func (c *Charger) deadAfter() time.Duration { return 4*c.cfg.CallTimeout + time.Second }
 
 func (c *Charger) hold(ctx context.Context, point string, intentID int64) {
 	if c.cfg.Hold != nil {

@@ -47,6 +47,7 @@ type access struct {
 	client     *stripecharge.Client
 	account    string
 	vaultKeyID *int64
+	providerID string    // by which the proxy takes the key back
 	expiresAt  time.Time // zero: never
 }
 
@@ -147,13 +148,26 @@ func (k *keys) denied(ctx context.Context, intent queries.IntentForWorkRow, acc 
 	k.mu.Lock()
 	delete(k.runs, runKey{*intent.RunID, intent.RunResumeCount})
 	k.mu.Unlock()
+	if err := k.refused(ctx, acc, httpStatus); err != nil || httpStatus != http.StatusUnauthorized || acc.vaultKeyID == nil {
+		return err
+	}
+	k.log.WarnContext(ctx, "the run's vault key is no longer taken; next: another is issued", slog.Int64("run_id", *intent.RunID), slog.Int64("vault_key_id", *acc.vaultKeyID))
+	return nil
+}
+
+// refused ends a key that a 401 is about, at the proxy first.
+func (k *keys) refused(ctx context.Context, acc *access, httpStatus int) error {
 	if httpStatus != http.StatusUnauthorized || acc.vaultKeyID == nil {
 		return nil
+	}
+	if acc.providerID != "" {
+		if err := k.cfg.Issuer.Revoke(ctx, acc.providerID); err != nil {
+			return fmt.Errorf("revoke vault key %d: %w", *acc.vaultKeyID, err)
+		}
 	}
 	if _, err := k.queries.VaultKeyEnd(ctx, k.pool, queries.VaultKeyEndParams{ID: *acc.vaultKeyID, State: "revoked"}); err != nil {
 		return fmt.Errorf("end vault key %d: %w", *acc.vaultKeyID, err)
 	}
-	k.log.WarnContext(ctx, "the run's vault key is no longer taken; next: another is issued", slog.Int64("run_id", *intent.RunID), slog.Int64("vault_key_id", *acc.vaultKeyID))
 	return nil
 }
 
@@ -200,18 +214,21 @@ func (k *keys) verify(ctx context.Context, run queries.BillingRun, acc *access) 
 	readAt := time.Now()
 	info, answer := acc.client.Account(ctx)
 	if skew := clockSkew(answer.Date, now, readAt); skew > maxClockSkew {
-		return &keyError{reason: "clock_skew", err: fmt.Errorf("the clocks of Stripe and the database are %s apart", skew.Round(time.Second))}
+		// The run is paused, which stops creates; reads and look-ups need this access still.
+		detail := fmt.Sprintf("the clocks of Stripe and the database are %s apart", skew.Round(time.Second))
+		if _, err := k.queries.RunPause(ctx, k.pool, queries.RunPauseParams{ID: run.ID, StatusReason: "clock_skew", StatusDetail: detail}); err != nil {
+			return fmt.Errorf("pause run %d: %w", run.ID, err)
+		}
+		k.log.ErrorContext(ctx, "run paused", slog.Int64("run_id", run.ID), slog.String("reason", "clock_skew"), slog.String("detail", detail))
 	}
 	switch answer.Class { //nolint:exhaustive // every other class passes by itself
 	case stripecharge.ClassAnswered:
 		acc.account = info.ID
 	case stripecharge.ClassDenied, stripecharge.ClassUnauthorized, stripecharge.ClassInvalidRequest:
-		if answer.HTTPStatus == http.StatusUnauthorized && acc.vaultKeyID != nil {
-			if _, err := k.queries.VaultKeyEnd(ctx, k.pool, queries.VaultKeyEndParams{ID: *acc.vaultKeyID, State: "revoked"}); err != nil {
-				return fmt.Errorf("end vault key %d: %w", *acc.vaultKeyID, err)
-			}
-		}
 		if !k.cfg.AccountUnverified {
+			if err := k.refused(ctx, acc, answer.HTTPStatus); err != nil {
+				return err
+			}
 			return &keyError{reason: "vault_denied", err: fmt.Errorf(
 				"the vault key may not read its account (%s): allow GET /v1/account, or start the charger with --account-unverified", explain(answer))}
 		}
@@ -243,7 +260,7 @@ func (k *keys) living(ctx context.Context, run queries.BillingRun, acc *access) 
 		if stored.Alive && time.Now().Before(stored.ExpiresAt.Add(-keyExpiryMargin)) {
 			plain, err := k.cfg.Sealer.Open(stored.Ciphertext, deref(stored.EncryptionKeyID), sealedFor(run.ID))
 			if err == nil {
-				acc.vaultKeyID, acc.expiresAt = &stored.ID, stored.ExpiresAt
+				acc.vaultKeyID, acc.providerID, acc.expiresAt = &stored.ID, deref(stored.ProviderKeyID), stored.ExpiresAt
 				return string(plain), nil
 			}
 			k.log.WarnContext(ctx, "the run's vault key cannot be decrypted (is VAULT_ENCRYPTION_KEY the same on every charger?); next: another is issued", slog.Int64("run_id", run.ID), slog.Int64("vault_key_id", stored.ID), slog.Any("error", err))
@@ -294,7 +311,7 @@ func (k *keys) issue(ctx context.Context, run queries.BillingRun, acc *access) (
 		Label: label, CapCents: capCents, AllowedEndpoints: k.cfg.AllowedEndpoints, ExpiresAt: row.ExpiresAt,
 	})
 	if err != nil {
-		_, endErr := k.queries.VaultKeyEnd(ctx, k.pool, queries.VaultKeyEndParams{ID: row.ID, State: "failed"})
+		_, endErr := k.queries.VaultKeyEnd(context.WithoutCancel(ctx), k.pool, queries.VaultKeyEndParams{ID: row.ID, State: "failed"})
 		err = errors.Join(fmt.Errorf("issue the vault key of run %d: %w", run.ID, err), endErr)
 		if _, refused := errors.AsType[*vaultkey.RefusedError](err); refused {
 			return "", &keyError{reason: "vault_denied", err: err}
@@ -317,7 +334,7 @@ func (k *keys) issue(ctx context.Context, run queries.BillingRun, acc *access) (
 		}
 		return "", errors.Join(errIssuing, k.cfg.Issuer.Revoke(ctx, key.ProviderKeyID))
 	}
-	acc.vaultKeyID, acc.expiresAt = &row.ID, row.ExpiresAt
+	acc.vaultKeyID, acc.providerID, acc.expiresAt = &row.ID, key.ProviderKeyID, row.ExpiresAt
 	if until := granted(key); until != nil && until.Before(acc.expiresAt) {
 		acc.expiresAt = *until
 	}

@@ -13,6 +13,7 @@ import (
 	"chargeonce/charger/vaultkey"
 	"chargeonce/charger/vaultkey/vaultkeytest"
 	"chargeonce/schema"
+	"chargeonce/sql/queries"
 )
 
 // A key comes to its end in the middle of a run. Workers that took it before and waited for a token are refused with it: that
@@ -128,4 +129,105 @@ func TestHangingVaultParksNobody(t *testing.T) {
 	for _, id := range ids {
 		require.Equal(t, "pending", b.intent(t, id).Status)
 	}
+}
+
+// active counts the keys that live at the proxy, each with its own cap.
+func active(proxy *vaultkeytest.Server) int {
+	n := 0
+	for _, k := range proxy.Keys() {
+		if k.Status == "active" {
+			n++
+		}
+	}
+	return n
+}
+
+// A proxy that denies its cap (or anything) with a flat 401: the key lives on there.
+func TestDeniedKeyIsRevokedBeforeAnotherIsIssued(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	ids := b.intend(t, 1000, "usd", "cus_a")
+	b.open(t, "5000.00", "usd")
+	cfg, proxy := b.behindProxy(t, b.config(t), vaultkeytest.Config{})
+	require.NoError(t, proxy.AddFaults(vaultkeytest.Fault{Do: vaultkeytest.Deny, Style: vaultkeytest.Flat401, Match: stripetest.Match{Method: "POST", Path: "/v1/payment_intents"}, Trigger: stripetest.Trigger{Count: 1}}))
+	start(t, cfg)
+	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return active(proxy) == 0 }, 20*time.Second, 10*time.Millisecond)
+	_, err := b.runs(t).Resume(t.Context(), usdRun(), "test", "mended")
+	require.NoError(t, err)
+	b.untilStatus(t, schema.StatusCharged, ids...)
+	require.Equal(t, 1, active(proxy))
+}
+
+// --account-unverified, and a proxy that answers 401 to the account's page.
+func TestAccountUnverifiedKeepsItsKey(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	ids := b.intend(t, 1000, "usd", customers(4)...)
+	b.open(t, "5000.00", "usd")
+	cfg, proxy := b.behindProxy(t, b.config(t), vaultkeytest.Config{})
+	cfg.Keys.AccountUnverified = true
+	require.NoError(t, proxy.AddFaults(vaultkeytest.Fault{Do: vaultkeytest.Deny, Style: vaultkeytest.Flat401, Match: stripetest.Match{Path: "/v1/account"}}))
+	other := cfg
+	other.ID, other.Registry = cfg.ID+"-2", nil
+	one, err := New(cfg)
+	require.NoError(t, err)
+	two, err := New(other)
+	require.NoError(t, err)
+	require.NoError(t, one.dispatchAll(t.Context(), false, false))
+	intent, err := one.queries.IntentForWork(t.Context(), one.pool, queries.IntentForWorkParams{ID: ids[0], WindowSeconds: Window.Seconds()})
+	require.NoError(t, err)
+	acc, err := one.keys.access(t.Context(), intent)
+	require.NoError(t, err)
+	_, err = two.keys.access(t.Context(), intent)
+	require.NoError(t, err)
+	var state string
+	require.NoError(t, b.owner.QueryRow(t.Context(), `SELECT state FROM billing.vault_keys WHERE id = $1`, *acc.vaultKeyID).Scan(&state))
+	require.Equal(t, "active", state)
+	require.Equal(t, 1, active(proxy))
+}
+
+// The same, and then creates are denied: the run must pause.
+func TestAccountUnverifiedDenialPausesTheRun(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	b.intend(t, 1000, "usd", customers(2)...)
+	b.open(t, "5000.00", "usd")
+	cfg, proxy := b.behindProxy(t, b.config(t), vaultkeytest.Config{})
+	cfg.Keys.AccountUnverified = true
+	require.NoError(t, proxy.AddFaults(
+		vaultkeytest.Fault{Do: vaultkeytest.Deny, Style: vaultkeytest.Flat401, Match: stripetest.Match{Path: "/v1/account"}},
+		vaultkeytest.Fault{Do: vaultkeytest.Deny, Style: vaultkeytest.Flat403, Match: stripetest.Match{Method: "POST", Path: "/v1/payment_intents"}},
+	))
+	start(t, cfg)
+	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, 20*time.Second, 10*time.Millisecond)
+	require.Equal(t, "vault_denied", b.run(t).StatusReason)
+}
+
+type hangingVault struct{ vaultkey.Issuer }
+
+func (hangingVault) Issue(ctx context.Context, _ vaultkey.Request) (vaultkey.Key, error) {
+	<-ctx.Done()
+	return vaultkey.Key{}, ctx.Err()
+}
+
+// A vault that hangs for as long as the turn lasts: its row must not stand as "issuing" for the rest of its lease.
+func TestHangingVaultLeavesNoLease(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	id := b.intend(t, 1000, "usd", "cus_a")[0]
+	b.open(t, "5000.00", "usd")
+	cfg, _ := b.behindProxy(t, b.config(t), vaultkeytest.Config{})
+	cfg.Keys.Issuer = hangingVault{cfg.Keys.Issuer}
+	c, err := New(cfg)
+	require.NoError(t, err)
+	require.NoError(t, c.dispatchAll(t.Context(), false, false))
+	intent, err := c.queries.IntentForWork(t.Context(), c.pool, queries.IntentForWorkParams{ID: id, WindowSeconds: Window.Seconds()})
+	require.NoError(t, err)
+	_, err = c.keys.access(t.Context(), intent)
+	require.Error(t, err)
+	var state string
+	var left float64
+	require.NoError(t, b.owner.QueryRow(t.Context(), `SELECT state, extract(epoch FROM lease_until - now())::float8 FROM billing.vault_keys`).Scan(&state, &left))
+	require.Equal(t, "failed", state, "every charger waits for %.0f s more", left)
 }

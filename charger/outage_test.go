@@ -1,12 +1,17 @@
 package charger
 
 import (
+	"errors"
 	"testing"
 
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
 
+	"chargeonce/charger/stripecharge"
 	"chargeonce/charger/stripecharge/stripetest"
 	"chargeonce/schema"
+	"chargeonce/sql/queries"
 )
 
 // Stripe does not answer reads of a customer for hours, shortened by setting the job's attempt to its last but one. Nothing was
@@ -48,4 +53,22 @@ func TestDatabaseErrorAtTheReadTokenParksNobody(t *testing.T) {
 	start(t, b.config(t))
 	in := b.until(t, ids[0], func(in intentNow) bool { return in.Status != "pending" && in.Status != "charging" })
 	require.Equal(t, "charged", in.Status, "%s: %v", in.Reason, in.Detail)
+}
+
+// A denied key leaves doubts waiting; waiting must not use up the job.
+func TestDoubtWithoutAKeyDoesNotUseUpItsJob(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	id := b.intend(t, 1000, "usd", "cus_1")[0]
+	b.open(t, "100.00", "usd")
+	h := byHand(t, b, id)
+	c := h.claims(t, id, stripecharge.OpCreate)
+	h.ends(t, c, unknown(), stripecharge.Found{})
+	intent, err := h.queries.IntentForWork(t.Context(), h.pool, queries.IntentForWorkParams{ID: id, WindowSeconds: Window.Seconds()})
+	require.NoError(t, err)
+	job := &river.Job[ChargeArgs]{JobRow: &rivertype.JobRow{ID: h.jobID, Attempt: maxJobAttempts, MaxAttempts: maxJobAttempts}, Args: ChargeArgs{IntentID: id}}
+	_, err = h.withoutKey(t.Context(), job, intent, c.access, &keyError{reason: "vault_denied", err: errors.New("denied")})
+	snooze, ok := errors.AsType[*rivertype.JobSnoozeError](err)
+	require.True(t, ok, "%v", err)
+	require.Positive(t, snooze.Duration)
 }

@@ -289,3 +289,25 @@ func TestChargedFinishKeepsTheReservation(t *testing.T) {
 	require.False(t, row.Held, "a finish that comes twice moves nothing")
 	require.Equal(t, int64(usualCents), f.allocated(t, run))
 }
+
+// Two answers that contradict each other (a proxy that drops the Idempotency-Key): the newer claim's decline resolved the older
+// send as not moved, then the older one's success arrives. Until the late success is recorded it must be in doubt.
+func TestLostSuccessOverADeclineIsInDoubt(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	run := f.usualRun(t)
+	id := f.intent(t, owed{})
+	f.dispatch(t, run, id)
+	stale := f.send(t, id)
+	f.endLease(t, id)
+	second := f.send(t, id)
+	p := declined(second.AttemptID, schema.ReasonCardDeclined)
+	p.OthersResolution = "not_moved"
+	f.finish(t, p)
+	row, err := f.q.IntentFinish(t.Context(), f, f.of(t, charged(stale.AttemptID, id)))
+	require.NoError(t, err)
+	require.False(t, row.Held)
+	// finishLate fails from here on (process killed, database away): the intent is card_declined, and `retry` would send generation 2.
+	require.EqualValues(t, 1, count(t, f, "SELECT count(*) FROM billing.charge_attempts WHERE intent_id=$1 AND resolved_at IS NULL", id),
+		"a charge that is neither recorded nor in doubt")
+}

@@ -317,9 +317,14 @@ WITH holder AS (
         replayed = $7, error_type = nullif($8::text, ''), error_code = nullif($9::text, ''),
         decline_code = nullif($10::text, ''), object_id = nullif($11::text, ''), detail = nullif($12::text, ''),
         -- A look-up may have resolved this attempt while its answer was on its way: an unknown does not undo that.
-        resolved_at = CASE WHEN $13::text = '' OR ($13::text = 'moved' AND NOT holder.holds) THEN a.resolved_at
+        -- A success whose claim was lost is in doubt until it is recorded, whatever was thought of this attempt before.
+        resolved_at = CASE
+            WHEN $13::text = '' OR ($13::text = 'moved' AND NOT holder.holds AND a.resolution = 'moved') THEN a.resolved_at
+            WHEN $13::text = 'moved' AND NOT holder.holds THEN NULL
             ELSE clock_timestamp() END,
-        resolution = CASE WHEN $13::text = '' OR ($13::text = 'moved' AND NOT holder.holds) THEN a.resolution
+        resolution = CASE
+            WHEN $13::text = '' OR ($13::text = 'moved' AND NOT holder.holds AND a.resolution = 'moved') THEN a.resolution
+            WHEN $13::text = 'moved' AND NOT holder.holds THEN NULL
             ELSE $13::text END
     FROM holder
     WHERE a.id = $14 AND a.intent_id = holder.id AND a.claim_number = $1
@@ -511,7 +516,8 @@ CROSS JOIN LATERAL (
            -- The known object was made after the key's window had passed, and an earlier send without one is still in doubt:
            -- what becomes of the object says nothing about that send.
            (count(*) FILTER (WHERE c.operation = 'create' AND c.resolved_at IS NULL AND c.object_id IS DISTINCT FROM q.object_id) > 0
-            AND min(c.started_at) FILTER (WHERE c.operation = 'create' AND c.object_id = q.object_id)
+            AND max(c.started_at) FILTER (WHERE c.operation = 'create') >= q.first_sent_at + ($1::double precision) * interval '1 second'
+            AND coalesce(min(c.started_at) FILTER (WHERE c.operation = 'create' AND c.object_id = q.object_id), 'infinity')
                 >= q.first_sent_at + ($1::double precision) * interval '1 second') AS doubt_across_window,
            count(*) FILTER (WHERE c.operation = 'look_up' AND c.result IS NOT NULL) AS look_ups,
            bool_or(c.operation = 'create' AND c.result = 'idempotency_error') AS saw_idempotency_error,
