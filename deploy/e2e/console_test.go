@@ -43,7 +43,7 @@ type target struct {
 // list is the page with the job among others.
 func (at target) list() string { return fmt.Sprintf("%s/river/jobs?state=%s", at.url, at.state) }
 
-func TestOperatorCannotFindJobInBrowser(t *testing.T) {
+func TestOperatorFindsJobInBrowserAndStrangerIsRefused(t *testing.T) {
 	t.Parallel()
 	stranger, operator := startBrowser(t), startBrowser(t)
 	at, given := givenTarget(t, os.Getenv)
@@ -79,7 +79,7 @@ func seeJob(t *testing.T, b *browser, at target) {
 	b.requireQuiet(t, at.url)
 }
 
-func TestOperatorCannotCancelJobInBrowser(t *testing.T) {
+func TestOperatorCancelsJobInBrowser(t *testing.T) {
 	t.Parallel()
 	b := startBrowser(t)
 	c := newConsole(t)
@@ -95,7 +95,7 @@ func TestOperatorCannotCancelJobInBrowser(t *testing.T) {
 	b.requireQuiet(t, c.url)
 }
 
-func TestGivenConsoleNotFound(t *testing.T) {
+func TestGivenConsoleIsFound(t *testing.T) {
 	t.Parallel()
 	c := newConsole(t)
 	env := map[string]string{"E2E_CONSOLE_URL": c.url + "/", "CONSOLE_PASSWORD": c.password, "E2E_JOB_STATE": c.state}
