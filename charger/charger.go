@@ -34,7 +34,6 @@ type Config struct {
 	RatePerSecond int           // creates per second over all chargers; default 20
 	CallTimeout   time.Duration // of one call to Stripe, default 30 s
 	DispatchEvery time.Duration // default 250 ms
-	RescueAfter   time.Duration // River's; default 15 min
 
 	ID       string // names this process in River UI and in the attempts; must be unique
 	Logger   *slog.Logger
@@ -43,6 +42,9 @@ type Config struct {
 	// Hold is called at the hold points. Only a test's main sets it.
 	Hold func(ctx context.Context, point string, intentID int64)
 }
+
+// rescueAfter is when River itself takes a job for stuck; the sweep takes intents over much sooner.
+const rescueAfter = 15 * time.Minute
 
 // Charger is one charger process: dispatcher, sweep and workers. Any number of them may run side by side.
 type Charger struct {
@@ -89,7 +91,7 @@ func New(cfg Config) (*Charger, error) {
 		FetchCooldown:               20 * time.Millisecond,
 		FetchPollInterval:           500 * time.Millisecond,
 		JobTimeout:                  c.jobTimeout(),
-		RescueStuckJobsAfter:        max(cfg.RescueAfter, c.jobTimeout()+time.Minute),
+		RescueStuckJobsAfter:        max(rescueAfter, c.jobTimeout()+time.Minute),
 		CompletedJobRetentionPeriod: 6 * time.Hour,
 		CancelledJobRetentionPeriod: 30 * 24 * time.Hour,
 		DiscardedJobRetentionPeriod: -1,         // kept: somebody has to look at them
@@ -116,9 +118,6 @@ func (cfg Config) withDefaults() Config {
 	}
 	if cfg.DispatchEvery == 0 {
 		cfg.DispatchEvery = 250 * time.Millisecond
-	}
-	if cfg.RescueAfter == 0 {
-		cfg.RescueAfter = 15 * time.Minute
 	}
 	if cfg.StripeAPI == "" {
 		cfg.StripeAPI = stripecharge.APIPaymentIntents

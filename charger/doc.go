@@ -7,6 +7,7 @@
 //	step.go       the decision: a pure function from what the database knows to the next step
 //	claim.go      the claim: the fencing number is raised and the attempt stands, committed, before any call
 //	call.go       the call to Stripe, with no transaction open
+//	ending.go     what the answer means for the attempt and the intent
 //	finish.go     the finish: the attempt's result, and under the claim's fence the intent's new status
 //	sweep.go      what lost its job, or its process, gets another one
 //

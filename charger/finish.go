@@ -140,13 +140,21 @@ func (w *worker) finishLate(ctx context.Context, c claimed, e ending) error {
 				return fmt.Errorf("add the late success of intent %d to its run: %w", c.intent.ID, err)
 			}
 		}
-		if schema.Status(now.Status) != schema.StatusVoided {
-			return nil
+		switch {
+		case schema.Status(now.Status) == schema.StatusVoided:
+			return w.alarmLate(ctx, tx, c, now.RunID, e, "voided_but_charged")
+		case now.KeyGeneration != c.intent.KeyGeneration: // its terms may be others by now, and its next key may be on its way
+			return w.alarmLate(ctx, tx, c, now.RunID, e, "earlier_generation_charged")
 		}
-		w.metrics.alarms.WithLabelValues("voided_but_charged").Inc()
-		w.log.ErrorContext(ctx, "a voided intent was charged", slog.Int64("intent_id", c.intent.ID), slog.String("charge_id", e.chargeID))
-		return w.pauseRunTx(ctx, tx, now.RunID, "late_success", fmt.Sprintf("voided intent %d is charged: %s", c.intent.ID, e.chargeID))
+		return nil
 	})
+}
+
+// alarmLate pauses the run over a late success that contradicts what a person or a newer key has decided meanwhile.
+func (w *worker) alarmLate(ctx context.Context, tx pgx.Tx, c claimed, runID *int64, e ending, kind string) error {
+	w.metrics.alarms.WithLabelValues(kind).Inc()
+	w.log.ErrorContext(ctx, "a late success contradicts the intent", slog.String("kind", kind), slog.Int64("intent_id", c.intent.ID), slog.String("charge_id", e.chargeID))
+	return w.pauseRunTx(ctx, tx, runID, "late_success", fmt.Sprintf("%s: intent %d, charge %s", kind, c.intent.ID, e.chargeID))
 }
 
 // refusedFinish is a finish that a constraint refused: trying again cannot help.

@@ -145,3 +145,24 @@ func TestTermsCorrectedBeforeTheFirstSendAreReadAgain(t *testing.T) {
 	_, err = h.claim(t.Context(), h.jobID, intent, stripecharge.OpCreate, acc, request)
 	require.ErrorIs(t, err, errRefused)
 }
+
+// Two answers that contradict each other (a proxy that drops the idempotency key): after the decline a person starts the next
+// generation with other terms, then the first generation's success arrives.
+func TestM13SuccessOfAnEarlierGenerationIsRecordedAndPausesTheRun(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	id := b.intend(t, 1000, "usd", "cus_1")[0]
+	b.open(t, "100.00", "usd")
+	h := byHand(t, b, id)
+	stale := h.claims(t, id, stripecharge.OpCreate)
+	answer := stale.access.client.Create(t.Context(), stale.request, stale.sendBefore)
+	newer := h.claims(t, id, stripecharge.OpCreate)
+	h.ends(t, newer, stripecharge.Answer{Op: stripecharge.OpCreate, Class: stripecharge.ClassDeclined, HTTPStatus: 402, RequestID: "req_1", ErrorType: "card_error", ErrorCode: "missing", Sent: true}, stripecharge.Found{})
+	require.Equal(t, "card_declined", b.intent(t, id).Status)
+	b.exec(t, `UPDATE billing.intents SET status = 'pending', status_reason = 'queued', key_generation = 2, amount_cents = 900, river_job_id = NULL WHERE id = $1`, id)
+	h.ends(t, stale, answer, stripecharge.Found{})
+	require.Equal(t, "charged", b.intent(t, id).Status)
+	require.Equal(t, "paused", b.run(t).Status)
+	require.Equal(t, "late_success", b.run(t).StatusReason)
+	require.Contains(t, b.run(t).StatusDetail, "earlier_generation_charged")
+}
