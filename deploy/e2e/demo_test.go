@@ -94,7 +94,7 @@ func requireGoodSummary(t *testing.T, path string) {
 func buildPrograms(t *testing.T) string {
 	t.Helper()
 	// Go's test cache sees what this process looks at, not what the build below reads: look at every source.
-	require.NoError(t, filepath.WalkDir("../..", func(path string, entry fs.DirEntry, err error) error {
+	require.NoError(t, filepath.WalkDir("../..", func(path string, _ fs.DirEntry, err error) error {
 		if err == nil && (strings.HasSuffix(path, ".go") || strings.HasSuffix(path, ".sql")) {
 			_, err = os.Stat(path)
 		}
