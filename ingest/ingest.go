@@ -37,6 +37,9 @@ type Delivery struct {
 	// broker's stream lives. A stream that is created anew may begin again; then a duplicate may count as a redelivery, and no more
 	// than that depends on it.
 	Position string
+	// Detail is what else the source says of it, such as an offset or a topic: kept with what becomes of it, for tracing, never compared
+	// and no part of any key.
+	Detail map[string]string
 	// EnqueuedAt is when the broker took it; the zero time when the broker does not say.
 	EnqueuedAt time.Time
 	// Unreadable says why the source itself could make no body of this delivery. It is then quarantined as one object whose

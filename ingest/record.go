@@ -3,9 +3,11 @@ package ingest
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -189,6 +191,7 @@ type item struct {
 	raw        []byte
 	partition  string
 	position   string // the delivery's, and the object's place in it
+	detail     string // the delivery's, as JSON; empty for none
 	enqueuedAt time.Time
 
 	// Of the present attempt:
@@ -214,10 +217,11 @@ func (r *Recorder) appendItems(items []*item, d *Delivery) []*item {
 	if d.Unreadable == nil {
 		objects = r.parser.Parse(d.Body, d.Attrs)
 	}
+	detail := encodeDetail(d.Detail)
 	for _, o := range objects {
 		items = append(items, &item{
 			event: o.Event, fault: o.Fault, raw: o.Raw, partition: clean(d.Partition),
-			position: clean(d.Position) + "/" + strconv.Itoa(o.Index), enqueuedAt: d.EnqueuedAt,
+			position: clean(d.Position) + "/" + strconv.Itoa(o.Index), detail: detail, enqueuedAt: d.EnqueuedAt,
 		})
 	}
 	return items
@@ -316,4 +320,35 @@ func clean(text string) string {
 	}
 	text = strings.ReplaceAll(text[:min(len(text), maxTextBytes)], "\x00", "\uFFFD")
 	return strings.ToValidUTF8(text, "\uFFFD")
+}
+
+// maxDetailBytes bounds what is kept of a delivery's detail, in bytes of JSON.
+const maxDetailBytes = 4000
+
+// encodeDetail makes a JSON object, in the order of the names. What no longer fits is left out, and that is said in the object: it
+// is for tracing only, and a producer that sends hundreds of properties must not fill the table with them.
+func encodeDetail(detail map[string]string) string {
+	if len(detail) == 0 {
+		return ""
+	}
+	out := []byte{'{'}
+	for _, name := range slices.Sorted(maps.Keys(detail)) {
+		field := appendQuoted(nil, clean(name))
+		field = appendQuoted(append(field, ':'), clean(detail[name]))
+		if len(out)+len(field) > maxDetailBytes {
+			out = append(out, `"left_out":"true",`...)
+			break
+		}
+		out = append(append(out, field...), ',')
+	}
+	out[len(out)-1] = '}'
+	return string(out)
+}
+
+func appendQuoted(out []byte, text string) []byte {
+	quoted, err := json.Marshal(text)
+	if err != nil {
+		return append(out, `""`...) // cannot happen: a string can be encoded
+	}
+	return append(out, quoted...)
 }

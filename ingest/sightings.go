@@ -153,6 +153,7 @@ func (t conflictTable) insert(ctx context.Context, w *writing, start, end int) (
 		arg.PaymentMethods = append(arg.PaymentMethods, first.event.PaymentMethod)
 		arg.Descriptions = append(arg.Descriptions, first.event.Description)
 		arg.FirstPositions = append(arg.FirstPositions, first.position)
+		arg.FirstDetails = append(arg.FirstDetails, first.detail)
 	}
 	ids, err := w.q.ConflictsInsert(ctx, w.tx, arg)
 	if err != nil {
@@ -256,6 +257,7 @@ func (t quarantineTable) insert(ctx context.Context, w *writing, start, end int)
 		}
 		arg.Raws = append(arg.Raws, raw)
 		arg.FirstPositions = append(arg.FirstPositions, row.items[0].position)
+		arg.FirstDetails = append(arg.FirstDetails, row.items[0].detail)
 	}
 	ids, err := w.q.QuarantinedEventsInsert(ctx, w.tx, arg)
 	if err != nil {

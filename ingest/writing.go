@@ -195,7 +195,7 @@ func (w *writing) insertParams(groups []group) queries.IntentsInsertParams {
 		CustomerIds: make([]string, n), BillingPeriods: make([]string, n), IdempotencyKeys: make([]string, n),
 		StripeCustomerIds: make([]string, n), AmountsCents: make([]int64, n), Currencies: make([]string, n),
 		PaymentMethods: make([]string, n), Descriptions: make([]string, n), SourcePositions: make([]string, n),
-		SourcesEnqueuedAt: make([]time.Time, n),
+		SourcesEnqueuedAt: make([]time.Time, n), SourceDetails: make([]string, n),
 	}
 	for i, g := range groups {
 		first := g[0]
@@ -203,7 +203,7 @@ func (w *writing) insertParams(groups []group) queries.IntentsInsertParams {
 		arg.CustomerIds[i], arg.BillingPeriods[i], arg.IdempotencyKeys[i] = e.CustomerID, e.BillingPeriod, e.Key(ns)
 		arg.StripeCustomerIds[i], arg.AmountsCents[i], arg.Currencies[i] = e.StripeCustomerID, e.AmountCents, e.Currency
 		arg.PaymentMethods[i], arg.Descriptions[i] = e.PaymentMethod, e.Description
-		arg.SourcePositions[i], arg.SourcesEnqueuedAt[i] = first.position, first.enqueuedAt
+		arg.SourcePositions[i], arg.SourcesEnqueuedAt[i], arg.SourceDetails[i] = first.position, first.enqueuedAt, first.detail
 	}
 	return arg
 }

@@ -19,6 +19,10 @@ func delivery(hub, partition string, e *azeventhubs.ReceivedEventData) ingest.De
 	if e.EnqueuedTime != nil {
 		d.EnqueuedAt = *e.EnqueuedTime
 	}
+	if e.Offset != "" {
+		// No part of the position: where a geo-replicated hub fails over, offsets change and sequence numbers do not.
+		d.Detail = map[string]string{"offset": e.Offset}
+	}
 	if e.Body != nil || e.RawAMQPMessage == nil {
 		return d
 	}

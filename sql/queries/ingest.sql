@@ -31,30 +31,30 @@ CROSS JOIN LATERAL (
 -- name: IntentsInsert :many
 -- The arrays are sorted by key: two writers that meet each other's keys in opposite order would deadlock.
 INSERT INTO billing.intents (namespace, customer_id, billing_period, idempotency_key, stripe_customer_id, amount_cents, currency,
-    payment_method, description, status, status_reason, source, source_position, source_enqueued_at)
+    payment_method, description, status, status_reason, source, source_position, source_enqueued_at, source_detail)
 SELECT @namespace, t.customer_id, t.billing_period, t.idempotency_key, t.stripe_customer_id, t.amount_cents, t.currency,
     nullif(t.payment_method, ''), nullif(t.description, ''),
     CASE t.amount_cents WHEN 0 THEN 'nothing_due' ELSE 'pending' END,
     CASE t.amount_cents WHEN 0 THEN 'zero_amount' ELSE 'no_run' END,
-    @source, t.source_position, nullif(t.source_enqueued_at, '0001-01-01 00:00:00+00')
+    @source, t.source_position, nullif(t.source_enqueued_at, '0001-01-01 00:00:00+00'), nullif(t.source_detail, '')::jsonb
 FROM ROWS FROM (unnest(@customer_ids::text[]), unnest(@billing_periods::text[]), unnest(@idempotency_keys::text[]),
     unnest(@stripe_customer_ids::text[]), unnest(@amounts_cents::bigint[]), unnest(@currencies::text[]),
     unnest(@payment_methods::text[]), unnest(@descriptions::text[]), unnest(@source_positions::text[]),
-    unnest(@sources_enqueued_at::timestamptz[]))
+    unnest(@sources_enqueued_at::timestamptz[]), unnest(@source_details::text[]))
     AS t(customer_id, billing_period, idempotency_key, stripe_customer_id, amount_cents, currency, payment_method, description,
-        source_position, source_enqueued_at)
+        source_position, source_enqueued_at, source_detail)
 ON CONFLICT DO NOTHING
 RETURNING id;
 
 -- name: ConflictsInsert :many
 INSERT INTO billing.conflicts (intent_id, amount_cents, currency, stripe_customer_id, payment_method, description, deliveries,
-    first_source, first_position, last_source, last_position)
+    first_source, first_position, first_detail, last_source, last_position)
 SELECT t.intent_id, t.amount_cents, t.currency, t.stripe_customer_id, nullif(t.payment_method, ''), nullif(t.description, ''), 1,
-    @source, t.first_position, @source, t.first_position
+    @source, t.first_position, nullif(t.first_detail, '')::jsonb, @source, t.first_position
 FROM ROWS FROM (unnest(@intent_ids::bigint[]), unnest(@amounts_cents::bigint[]), unnest(@currencies::text[]),
     unnest(@stripe_customer_ids::text[]), unnest(@payment_methods::text[]), unnest(@descriptions::text[]),
-    unnest(@first_positions::text[]))
-    AS t(intent_id, amount_cents, currency, stripe_customer_id, payment_method, description, first_position)
+    unnest(@first_positions::text[]), unnest(@first_details::text[]))
+    AS t(intent_id, amount_cents, currency, stripe_customer_id, payment_method, description, first_position, first_detail)
 ON CONFLICT (intent_id, amount_cents, currency, stripe_customer_id) DO NOTHING
 RETURNING id;
 
@@ -84,11 +84,12 @@ WHERE c.id = t.id AND c.id = ANY(@ids::bigint[]);
 
 -- name: QuarantinedEventsInsert :many
 INSERT INTO billing.quarantined_events (namespace, object_sha256, reason_code, field, reason, raw, deliveries,
-    first_source, first_position, last_source, last_position)
-SELECT @namespace, t.object_sha256, t.reason_code, t.field, t.reason, t.raw, 1, @source, t.first_position, @source, t.first_position
+    first_source, first_position, first_detail, last_source, last_position)
+SELECT @namespace, t.object_sha256, t.reason_code, t.field, t.reason, t.raw, 1, @source, t.first_position,
+    nullif(t.first_detail, '')::jsonb, @source, t.first_position
 FROM ROWS FROM (unnest(@objects_sha256::bytea[]), unnest(@reason_codes::text[]), unnest(@fields::text[]), unnest(@reasons::text[]),
-    unnest(@raws::bytea[]), unnest(@first_positions::text[]))
-    AS t(object_sha256, reason_code, field, reason, raw, first_position)
+    unnest(@raws::bytea[]), unnest(@first_positions::text[]), unnest(@first_details::text[]))
+    AS t(object_sha256, reason_code, field, reason, raw, first_position, first_detail)
 ON CONFLICT (namespace, object_sha256, reason_code) DO NOTHING
 RETURNING id;
 

@@ -12,13 +12,13 @@ import (
 
 const conflictsInsert = `-- name: ConflictsInsert :many
 INSERT INTO billing.conflicts (intent_id, amount_cents, currency, stripe_customer_id, payment_method, description, deliveries,
-    first_source, first_position, last_source, last_position)
+    first_source, first_position, first_detail, last_source, last_position)
 SELECT t.intent_id, t.amount_cents, t.currency, t.stripe_customer_id, nullif(t.payment_method, ''), nullif(t.description, ''), 1,
-    $1, t.first_position, $1, t.first_position
+    $1, t.first_position, nullif(t.first_detail, '')::jsonb, $1, t.first_position
 FROM ROWS FROM (unnest($2::bigint[]), unnest($3::bigint[]), unnest($4::text[]),
     unnest($5::text[]), unnest($6::text[]), unnest($7::text[]),
-    unnest($8::text[]))
-    AS t(intent_id, amount_cents, currency, stripe_customer_id, payment_method, description, first_position)
+    unnest($8::text[]), unnest($9::text[]))
+    AS t(intent_id, amount_cents, currency, stripe_customer_id, payment_method, description, first_position, first_detail)
 ON CONFLICT (intent_id, amount_cents, currency, stripe_customer_id) DO NOTHING
 RETURNING id
 `
@@ -32,6 +32,7 @@ type ConflictsInsertParams struct {
 	PaymentMethods    []string `json:"payment_methods"`
 	Descriptions      []string `json:"descriptions"`
 	FirstPositions    []string `json:"first_positions"`
+	FirstDetails      []string `json:"first_details"`
 }
 
 func (q *Queries) ConflictsInsert(ctx context.Context, db DBTX, arg ConflictsInsertParams) ([]int64, error) {
@@ -44,6 +45,7 @@ func (q *Queries) ConflictsInsert(ctx context.Context, db DBTX, arg ConflictsIns
 		arg.PaymentMethods,
 		arg.Descriptions,
 		arg.FirstPositions,
+		arg.FirstDetails,
 	)
 	if err != nil {
 		return nil, err
@@ -449,18 +451,18 @@ func (q *Queries) EventHubOwnershipUpdate(ctx context.Context, db DBTX, arg Even
 
 const intentsInsert = `-- name: IntentsInsert :many
 INSERT INTO billing.intents (namespace, customer_id, billing_period, idempotency_key, stripe_customer_id, amount_cents, currency,
-    payment_method, description, status, status_reason, source, source_position, source_enqueued_at)
+    payment_method, description, status, status_reason, source, source_position, source_enqueued_at, source_detail)
 SELECT $1, t.customer_id, t.billing_period, t.idempotency_key, t.stripe_customer_id, t.amount_cents, t.currency,
     nullif(t.payment_method, ''), nullif(t.description, ''),
     CASE t.amount_cents WHEN 0 THEN 'nothing_due' ELSE 'pending' END,
     CASE t.amount_cents WHEN 0 THEN 'zero_amount' ELSE 'no_run' END,
-    $2, t.source_position, nullif(t.source_enqueued_at, '0001-01-01 00:00:00+00')
+    $2, t.source_position, nullif(t.source_enqueued_at, '0001-01-01 00:00:00+00'), nullif(t.source_detail, '')::jsonb
 FROM ROWS FROM (unnest($3::text[]), unnest($4::text[]), unnest($5::text[]),
     unnest($6::text[]), unnest($7::bigint[]), unnest($8::text[]),
     unnest($9::text[]), unnest($10::text[]), unnest($11::text[]),
-    unnest($12::timestamptz[]))
+    unnest($12::timestamptz[]), unnest($13::text[]))
     AS t(customer_id, billing_period, idempotency_key, stripe_customer_id, amount_cents, currency, payment_method, description,
-        source_position, source_enqueued_at)
+        source_position, source_enqueued_at, source_detail)
 ON CONFLICT DO NOTHING
 RETURNING id
 `
@@ -478,6 +480,7 @@ type IntentsInsertParams struct {
 	Descriptions      []string    `json:"descriptions"`
 	SourcePositions   []string    `json:"source_positions"`
 	SourcesEnqueuedAt []time.Time `json:"sources_enqueued_at"`
+	SourceDetails     []string    `json:"source_details"`
 }
 
 // The arrays are sorted by key: two writers that meet each other's keys in opposite order would deadlock.
@@ -495,6 +498,7 @@ func (q *Queries) IntentsInsert(ctx context.Context, db DBTX, arg IntentsInsertP
 		arg.Descriptions,
 		arg.SourcePositions,
 		arg.SourcesEnqueuedAt,
+		arg.SourceDetails,
 	)
 	if err != nil {
 		return nil, err
@@ -652,11 +656,12 @@ func (q *Queries) NamespaceSourceRegister(ctx context.Context, db DBTX, arg Name
 
 const quarantinedEventsInsert = `-- name: QuarantinedEventsInsert :many
 INSERT INTO billing.quarantined_events (namespace, object_sha256, reason_code, field, reason, raw, deliveries,
-    first_source, first_position, last_source, last_position)
-SELECT $1, t.object_sha256, t.reason_code, t.field, t.reason, t.raw, 1, $2, t.first_position, $2, t.first_position
+    first_source, first_position, first_detail, last_source, last_position)
+SELECT $1, t.object_sha256, t.reason_code, t.field, t.reason, t.raw, 1, $2, t.first_position,
+    nullif(t.first_detail, '')::jsonb, $2, t.first_position
 FROM ROWS FROM (unnest($3::bytea[]), unnest($4::text[]), unnest($5::text[]), unnest($6::text[]),
-    unnest($7::bytea[]), unnest($8::text[]))
-    AS t(object_sha256, reason_code, field, reason, raw, first_position)
+    unnest($7::bytea[]), unnest($8::text[]), unnest($9::text[]))
+    AS t(object_sha256, reason_code, field, reason, raw, first_position, first_detail)
 ON CONFLICT (namespace, object_sha256, reason_code) DO NOTHING
 RETURNING id
 `
@@ -670,6 +675,7 @@ type QuarantinedEventsInsertParams struct {
 	Reasons        []string `json:"reasons"`
 	Raws           [][]byte `json:"raws"`
 	FirstPositions []string `json:"first_positions"`
+	FirstDetails   []string `json:"first_details"`
 }
 
 func (q *Queries) QuarantinedEventsInsert(ctx context.Context, db DBTX, arg QuarantinedEventsInsertParams) ([]int64, error) {
@@ -682,6 +688,7 @@ func (q *Queries) QuarantinedEventsInsert(ctx context.Context, db DBTX, arg Quar
 		arg.Reasons,
 		arg.Raws,
 		arg.FirstPositions,
+		arg.FirstDetails,
 	)
 	if err != nil {
 		return nil, err

@@ -135,6 +135,7 @@ type BillingConflict struct {
 	ResolvedAt       *time.Time `json:"resolved_at"`
 	Resolution       *string    `json:"resolution"`
 	ResolvedBy       *string    `json:"resolved_by"`
+	FirstDetail      []byte     `json:"first_detail"`
 }
 
 type BillingEventhubCheckpoint struct {
@@ -188,6 +189,7 @@ type BillingIntent struct {
 	SourceEnqueuedAt *time.Time `json:"source_enqueued_at"`
 	CreatedAt        time.Time  `json:"created_at"`
 	UpdatedAt        time.Time  `json:"updated_at"`
+	SourceDetail     []byte     `json:"source_detail"`
 }
 
 type BillingNamespace struct {
@@ -234,6 +236,7 @@ type BillingQuarantinedEvent struct {
 	ResolvedAt    *time.Time `json:"resolved_at"`
 	ResolvedBy    *string    `json:"resolved_by"`
 	Resolution    *string    `json:"resolution"`
+	FirstDetail   []byte     `json:"first_detail"`
 }
 
 type BillingRateBudget struct {
