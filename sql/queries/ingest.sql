@@ -169,12 +169,13 @@ ORDER BY partition_id;
 -- and never moves it back within one generation of the hub (hub_created_at); another generation begins anew, be it older: the name
 -- may lead to an earlier hub again, as after a geo-disaster pairing was turned. Owners change with the generation.
 --
--- owned: the partition is still this owner's. Every owner was one when it began to read.
+-- owned: the partition is still this owner's. Every owner was one when it began to read. unfenced takes that for granted: where
+-- ownerships are kept elsewhere, the row is evidence of what this database has recorded, whoever recorded it.
 -- intact: what this reader wrote before (previous_seq, -1 when nothing) is still there. After an asynchronous fail-over or a
 -- restore it is not, and then the events since the older checkpoint must be read again.
 -- stands: the sequence number that stood before, of the same generation; -1 for none.
 WITH owner AS (
-    SELECT EXISTS (
+    SELECT @unfenced::boolean OR EXISTS (
         SELECT 1 FROM billing.eventhub_ownership o
         WHERE o.eventhub_namespace = @eventhub_namespace AND o.eventhub = @eventhub AND o.consumer_group = @consumer_group
             AND o.partition_id = @partition_id AND o.owner_id = @owner_id

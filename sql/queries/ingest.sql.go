@@ -207,21 +207,21 @@ func (q *Queries) EventHubCheckpointList(ctx context.Context, db DBTX, arg Event
 
 const eventHubCheckpointSet = `-- name: EventHubCheckpointSet :one
 WITH owner AS (
-    SELECT EXISTS (
+    SELECT $1::boolean OR EXISTS (
         SELECT 1 FROM billing.eventhub_ownership o
-        WHERE o.eventhub_namespace = $1 AND o.eventhub = $2 AND o.consumer_group = $3
-            AND o.partition_id = $4 AND o.owner_id = $5
+        WHERE o.eventhub_namespace = $2 AND o.eventhub = $3 AND o.consumer_group = $4
+            AND o.partition_id = $5 AND o.owner_id = $6
     ) AS owned
 ), standing AS (
-    SELECT coalesce(max(c.sequence_number), -1) AS stands, $6::bigint <= coalesce(max(c.sequence_number), -1) AS intact
+    SELECT coalesce(max(c.sequence_number), -1) AS stands, $7::bigint <= coalesce(max(c.sequence_number), -1) AS intact
     FROM billing.eventhub_checkpoints c
-    WHERE c.eventhub_namespace = $1 AND c.eventhub = $2 AND c.consumer_group = $3
-        AND c.partition_id = $4 AND c.hub_created_at = $7
+    WHERE c.eventhub_namespace = $2 AND c.eventhub = $3 AND c.consumer_group = $4
+        AND c.partition_id = $5 AND c.hub_created_at = $8
 ), written AS (
     INSERT INTO billing.eventhub_checkpoints AS c (eventhub_namespace, eventhub, consumer_group, partition_id, hub_created_at,
         sequence_number, event_offset, last_enqueued_seq)
-    SELECT $1, $2, $3, $4, $7,
-        $8, $9, greatest($10::bigint, $8::bigint)
+    SELECT $2, $3, $4, $5, $8,
+        $9, $10, greatest($11::bigint, $9::bigint)
     FROM owner, standing WHERE owner.owned AND standing.intact
     ON CONFLICT (eventhub_namespace, eventhub, consumer_group, partition_id) DO UPDATE SET
         hub_created_at = excluded.hub_created_at, sequence_number = excluded.sequence_number, event_offset = excluded.event_offset,
@@ -237,6 +237,7 @@ FROM owner, standing
 `
 
 type EventHubCheckpointSetParams struct {
+	Unfenced          bool      `json:"unfenced"`
 	EventHubNamespace string    `json:"eventhub_namespace"`
 	EventHub          string    `json:"eventhub"`
 	ConsumerGroup     string    `json:"consumer_group"`
@@ -260,12 +261,14 @@ type EventHubCheckpointSetRow struct {
 // and never moves it back within one generation of the hub (hub_created_at); another generation begins anew, be it older: the name
 // may lead to an earlier hub again, as after a geo-disaster pairing was turned. Owners change with the generation.
 //
-// owned: the partition is still this owner's. Every owner was one when it began to read.
+// owned: the partition is still this owner's. Every owner was one when it began to read. unfenced takes that for granted: where
+// ownerships are kept elsewhere, the row is evidence of what this database has recorded, whoever recorded it.
 // intact: what this reader wrote before (previous_seq, -1 when nothing) is still there. After an asynchronous fail-over or a
 // restore it is not, and then the events since the older checkpoint must be read again.
 // stands: the sequence number that stood before, of the same generation; -1 for none.
 func (q *Queries) EventHubCheckpointSet(ctx context.Context, db DBTX, arg EventHubCheckpointSetParams) (EventHubCheckpointSetRow, error) {
 	row := db.QueryRow(ctx, eventHubCheckpointSet,
+		arg.Unfenced,
 		arg.EventHubNamespace,
 		arg.EventHub,
 		arg.ConsumerGroup,
