@@ -3,6 +3,7 @@ package eventhubs_test
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -12,66 +13,130 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"chargeonce/ingest"
+	"chargeonce/ingest/eventhubs"
 	"chargeonce/ingest/eventhubs/eventhubstest"
 )
 
-// Hazard A: one failed list of checkpoints would strand a partition for ever.
-func TestCheckpointsThatCannotBeReadAreAskedForAgain(t *testing.T) {
+// The hazards A to I are faults of the SDK's Processor (azeventhubs v2.0.2), each reproduced on the stand-in. Each has at least one test
+// that fails when its cure is taken out.
+
+// Hazard A: a partition whose list of checkpoints failed once stays in the Processor's books: it is owned, renewed and never handed out.
+func TestHazardA_FailedListOfCheckpointsStrandsNoPartition(t *testing.T) {
 	t.Parallel()
 	b := setup(t, 2)
 	b.publish(t, "0", 0, 10)
 	b.publish(t, "1", 0, 10)
 	_, err := b.owner.Exec(t.Context(), "ALTER TABLE billing.eventhub_checkpoints RENAME TO elsewhere")
 	require.NoError(t, err)
-	b.run(t, b.quick())
-	require.True(t, waitFor(t.Context(), func() bool { return strings.Contains(b.logs.String(), "list the checkpoints") }))
+	s, _ := b.run(t, b.quick())
+	require.True(t, waitFor(t.Context(), func() bool {
+		// Without the cure nothing is said, and the ownerships are renewed as if all were well.
+		renewals, err := b.tryNumber(t.Context(), sumOfRenewals)
+		return strings.Contains(b.logs.String(), "list the checkpoints") || (err == nil && renewals > 2*3)
+	}))
 	require.Zero(t, b.number(t, countIntents))
 	_, err = b.owner.Exec(t.Context(), "ALTER TABLE billing.elsewhere RENAME TO eventhub_checkpoints")
 	require.NoError(t, err)
 	b.await(t, 20, countIntents)
+	require.Zero(t, b.count(t, s, "restarts_total"), "the same Processor went on")
 }
 
-// Hazard A, whatever its cause: a partition that is owned and has no reader.
-func TestPartitionThatIsOwnedButNotReadMakesANewProcessor(t *testing.T) {
+// Hazard A, whatever its cause: only another Processor can read a partition that this one has stranded.
+func TestHazardA_PartitionOwnedButNotReadGetsANewProcessor(t *testing.T) {
 	t.Parallel()
 	b := setup(t, 2)
 	b.publish(t, "0", 0, 10)
 	b.publish(t, "1", 0, 10)
-	var open atomic.Bool
 	b.hub.SetHooks(eventhubstest.Hooks{OnAttach: func(a eventhubstest.Attach) error {
-		if a.PartitionID == "1" && !open.Load() {
-			return &amqp.Error{Condition: amqp.ErrCondNotAllowed, Description: "not now"}
+		if a.PartitionID == "1" && strings.HasSuffix(a.ReceiverName, "-1") { // the first Processor of this source
+			return &amqp.Error{Condition: amqp.ErrCondNotAllowed, Description: "not you"}
 		}
 		return nil
 	}})
 	cfg := b.quick()
-	cfg.StrandedAfter = time.Second
-	b.run(t, cfg)
-	require.True(t, waitFor(t.Context(), func() bool { return strings.Contains(b.logs.String(), "never handed out") }))
-	open.Store(true)
+	cfg.StrandedAfter, cfg.OwnershipExpiry = time.Second, time.Minute
+	s, _ := b.run(t, cfg)
 	b.await(t, 20, countIntents)
+	require.Contains(t, b.logs.String(), "never handed out")
+	require.Equal(t, 1, b.count(t, s, "restarts_total"))
 }
 
-// Hazard B: one failed list or claim of ownership would end the Processor.
-func TestOwnershipThatCannotBeReadDoesNotEndTheReading(t *testing.T) {
+// Hazard B: one failed list or claim of ownerships ends the Processor for good.
+func TestHazardB_FailedListOrClaimOfOwnershipEndsNoProcessor(t *testing.T) {
 	t.Parallel()
-	b := setup(t, 2)
+	for step, fault := range map[string]struct{ begin, end string }{
+		"list the ownerships": {
+			"ALTER TABLE billing.eventhub_ownership RENAME TO elsewhere",
+			"ALTER TABLE billing.elsewhere RENAME TO eventhub_ownership",
+		},
+		"claim partition": {
+			"ALTER TABLE billing.eventhub_ownership ADD CONSTRAINT no_claim CHECK (etag < 0) NOT VALID",
+			"ALTER TABLE billing.eventhub_ownership DROP CONSTRAINT no_claim",
+		},
+	} {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, 2)
+			b.publish(t, "0", 0, 10)
+			s, _ := b.run(t, b.quick())
+			b.await(t, 10, sumOfSequences)
+			require.True(t, waitFor(t.Context(), func() bool { return b.hub.Counters().Receivers == 2 }))
+			attaches := b.hub.Counters().Attaches
+			_, err := b.owner.Exec(t.Context(), fault.begin)
+			require.NoError(t, err)
+			require.True(t, waitFor(t.Context(), func() bool { return strings.Contains(b.logs.String(), step) }))
+			require.True(t, waitFor(t.Context(), func() bool { return s.Check(t.Context()) != nil }), "not ready while ownerships are not renewed")
+			_, err = b.owner.Exec(t.Context(), fault.end)
+			require.NoError(t, err)
+			b.publish(t, "0", 10, 10)
+			b.await(t, 20, sumOfSequences)
+			require.True(t, waitFor(t.Context(), func() bool { return s.Check(t.Context()) == nil }))
+			require.Zero(t, b.count(t, s, "restarts_total"), "the same Processor went on")
+			require.Equal(t, attaches, b.hub.Counters().Attaches, "on the same links")
+		})
+	}
+}
+
+// Hazard B, whatever its cause: a Processor cannot be run a second time.
+func TestHazardB_ProcessorThatEndedIsReplaced(t *testing.T) {
+	t.Parallel()
+	b := setup(t, 1)
 	b.publish(t, "0", 0, 10)
+	var reads atomic.Int64
+	b.hub.SetHooks(eventhubstest.Hooks{OnManagement: func(_, partition string) (int, string) {
+		// The second read of the hub's properties is the Processor's own, as it starts.
+		if partition == "" && reads.Add(1) == 2 {
+			return http.StatusUnauthorized, "not now"
+		}
+		return 0, ""
+	}})
 	s, _ := b.run(t, b.quick())
 	b.await(t, 10, countIntents)
-	_, err := b.owner.Exec(t.Context(), "ALTER TABLE billing.eventhub_ownership RENAME TO elsewhere")
-	require.NoError(t, err)
-	require.True(t, waitFor(t.Context(), func() bool { return strings.Contains(b.logs.String(), "list the ownerships") }))
-	require.True(t, waitFor(t.Context(), func() bool { return s.Check(t.Context()) != nil }), "not ready while ownerships are not renewed")
-	_, err = b.owner.Exec(t.Context(), "ALTER TABLE billing.elsewhere RENAME TO eventhub_ownership")
-	require.NoError(t, err)
-	b.publish(t, "0", 10, 10)
-	b.await(t, 20, countIntents)
-	require.True(t, waitFor(t.Context(), func() bool { return s.Check(t.Context()) == nil }))
+	require.Contains(t, b.logs.String(), "the processor ended")
+	require.Equal(t, 1, b.count(t, s, "restarts_total"))
 }
 
-// Hazard C: a second close of one partition client would make the Processor steal from itself for ever.
-func TestPartitionTakenOverIsClosedOnceAndDoesNotStorm(t *testing.T) {
+// Hazard C: a second close of one partition client takes its successor out of the Processor's books, which then opens the partition
+// once more at every interval and steals it from itself.
+func TestHazardC_SecondCloseStartsNoStormOfSelfSteals(t *testing.T) {
+	t.Parallel()
+	b := setup(t, 1)
+	b.publish(t, "0", 0, 10)
+	s, _ := b.run(t, b.quick())
+	b.await(t, 10, sumOfSequences)
+	readers := s.Readers()
+	require.Len(t, readers, 1)
+	b.takeAway(t)
+	b.publish(t, "0", 10, 10)
+	b.await(t, 20, sumOfSequences) // by the successor
+	readers[0].Close()
+	b.requireNoStorm(t)
+	b.publish(t, "0", 20, 10)
+	b.await(t, 30, sumOfSequences)
+}
+
+// Hazard C, whatever its cause.
+func TestHazardC_PartitionTakenOverIsClosedOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t, 1)
 	b.publish(t, "0", 0, 10)
@@ -88,11 +153,21 @@ func TestPartitionTakenOverIsClosedOnceAndDoesNotStorm(t *testing.T) {
 
 	b.publish(t, "0", 20, 10)
 	b.await(t, 30, countIntents)
-	settled := b.hub.Counters()
-	b.await(t, 1, "SELECT (max(etag) >= $1)::int FROM billing.eventhub_ownership", b.number(t, "SELECT max(etag) FROM billing.eventhub_ownership")+10)
+	b.requireNoStorm(t)
+}
+
+// requireNoStorm lets ten renewals pass, in which nothing may be stolen or opened again.
+func (b *bundle) requireNoStorm(t *testing.T) {
+	t.Helper()
+	before := b.hub.Counters()
+	renewals := b.number(t, sumOfRenewals)
+	require.True(t, waitFor(t.Context(), func() bool {
+		now, err := b.tryNumber(t.Context(), sumOfRenewals)
+		return err == nil && now >= renewals+10
+	}))
 	after := b.hub.Counters()
-	require.Equal(t, settled.Stolen, after.Stolen, "ten renewals later nothing was stolen")
-	require.Equal(t, settled.Attaches, after.Attaches, "nor opened again")
+	require.Equal(t, before.Stolen, after.Stolen, "ten renewals later nothing was stolen")
+	require.Equal(t, before.Attaches, after.Attaches, "nor opened again")
 }
 
 // takeAway reads an event of partition 0 with an epoch of its own, and so closes the partition's reader.
@@ -109,8 +184,8 @@ func (b *bundle) takeAway(t *testing.T) {
 	require.True(t, waitFor(t.Context(), func() bool { return b.hub.Counters().Stolen > stolen }))
 }
 
-// Hazard D: one attach that is never answered would stop all renewals.
-func TestAttachThatIsNeverAnsweredDoesNotStopTheOthers(t *testing.T) {
+// Hazard D: one attach that is never answered stops all renewals, without limit.
+func TestHazardD_AttachNeverAnsweredStopsNoRenewals(t *testing.T) {
 	t.Parallel()
 	b := setup(t, 2)
 	b.publish(t, "0", 0, 10)
@@ -128,8 +203,32 @@ func TestAttachThatIsNeverAnsweredDoesNotStopTheOthers(t *testing.T) {
 	require.Contains(t, b.logs.String(), "stopped renewing")
 }
 
-// Hazard E: a checkpoint past the end of its partition would be tried for ever, and nobody told.
-func TestCheckpointPastTheEndIsReadFromTheBeginning(t *testing.T) {
+// Hazard D: the SDK has no limit on a dial either. The answer that never comes is awaited for no longer than an event.
+func TestHazardD_ConnectionNeverAnsweredIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	b := setup(t, 1)
+	b.publish(t, "0", 0, 5)
+	cfg := b.quick()
+	cfg.IdleWait, cfg.LookInterval = time.Second, time.Hour
+	s, _ := b.run(t, cfg)
+	b.await(t, 5, sumOfSequences)
+	var held atomic.Bool
+	b.hub.SetHooks(eventhubstest.Hooks{OnConnect: func(string) error {
+		if held.CompareAndSwap(false, true) {
+			return eventhubstest.ErrHold
+		}
+		return nil
+	}})
+	b.hub.DropConnections()
+	b.publish(t, "0", 5, 5)
+	b.await(t, 10, sumOfSequences)
+	require.True(t, held.Load())
+	require.Zero(t, b.count(t, s, "restarts_total"), "the renewals need no connection to the hub")
+}
+
+// Hazard E: a checkpoint past the end of its partition is tried for ever, and nobody is told (azure-sdk-for-net#28244 and #7164,
+// azure-sdk-for-java#28990, azure-sdk-for-python#30931, orleans#7256).
+func TestHazardE_CheckpointPastTheEndIsReadFromTheBeginning(t *testing.T) {
 	t.Parallel()
 	b := setup(t, 2)
 	b.publish(t, "0", 0, 10)
@@ -142,9 +241,10 @@ func TestCheckpointPastTheEndIsReadFromTheBeginning(t *testing.T) {
 			b.hub.Addr(), hubName, p, created, seq, b.offset(p, seq))
 		require.NoError(t, err)
 	}
-	b.run(t, b.quick())
+	s, _ := b.run(t, b.quick())
 	b.await(t, 15, countIntents)
 	require.Contains(t, b.logs.String(), "lies past the end")
+	require.Equal(t, 1, b.count(t, s, "restarted_partitions_total"))
 	b.await(t, 1000, "SELECT sequence_number FROM billing.eventhub_checkpoints WHERE partition_id = '1'")
 }
 
@@ -158,11 +258,11 @@ func (b *bundle) offset(partition string, seq int64) string {
 }
 
 // Hazard E: the same name is another hub now.
-func TestHubCreatedAnewIsReadFromItsBeginning(t *testing.T) {
+func TestHazardE_HubCreatedAnewIsReadFromItsBeginning(t *testing.T) {
 	t.Parallel()
 	b := setup(t, 2)
 	b.publish(t, "0", 0, 20)
-	b.run(t, b.quick())
+	s, _ := b.run(t, b.quick())
 	b.await(t, 20, sumOfSequences)
 	require.NoError(t, b.hub.RecreateHub(hubName))
 	b.publish(t, "0", 100, 5)
@@ -170,10 +270,34 @@ func TestHubCreatedAnewIsReadFromItsBeginning(t *testing.T) {
 	b.await(t, 30, countIntents)
 	b.await(t, 10, sumOfSequences) // a new generation begins anew
 	require.Contains(t, b.logs.String(), "created anew")
+	require.Positive(t, b.count(t, s, "restarted_partitions_total"))
+}
+
+// Hazard E, while nobody looked: sequence numbers alone cannot tell that the new hub is not the old one, once it has more events.
+func TestHazardE_HubCreatedAnewWhileDownIsReadFromItsBeginning(t *testing.T) {
+	t.Parallel()
+	for name, published := range map[string]int{"shorter than the old checkpoint": 5, "has outgrown the old checkpoint": 50} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, 1)
+			b.publish(t, "0", 0, 20)
+			_, stop := b.run(t, b.quick())
+			b.await(t, 20, sumOfSequences)
+			stop()
+			require.NoError(t, b.hub.RecreateHub(hubName))
+			b.publish(t, "0", 100, published)
+			s, _ := b.run(t, b.quick())
+			b.await(t, int64(20+published), countIntents)
+			b.await(t, int64(published), sumOfSequences)
+			require.Contains(t, b.logs.String(), "created anew")
+			require.Equal(t, 1, b.count(t, s, "restarted_partitions_total"))
+			require.Equal(t, ingest.Counts{Intents: int64(20 + published)}, b.counters(t))
+		})
+	}
 }
 
 // Hazard F: an event that the SDK cannot convert takes the good ones along that were received with it.
-func TestUnreadableEventDoesNotTakeItsNeighboursAlong(t *testing.T) {
+func TestHazardF_UnreadableEventTakesNoNeighboursAlong(t *testing.T) {
 	t.Parallel()
 	b := setup(t, 1)
 	b.publish(t, "0", 0, 40)
@@ -183,9 +307,10 @@ func TestUnreadableEventDoesNotTakeItsNeighboursAlong(t *testing.T) {
 		}
 		return a
 	}})
-	b.run(t, b.quick())
+	s, _ := b.run(t, b.quick())
 	b.await(t, 40, sumOfSequences)
 	require.Equal(t, ingest.Counts{Intents: 38, Quarantined: 2}, b.counters(t))
+	require.Equal(t, 2, b.count(t, s, "unreadable_events_total"))
 	require.EqualValues(t, 2, b.number(t, `SELECT count(*) FROM billing.quarantined_events
 		WHERE reason_code = 'unreadable_event' AND first_position IN ('billing/0/17/0', 'billing/0/18/0')`))
 	b.publish(t, "0", 40, 100)
@@ -193,7 +318,7 @@ func TestUnreadableEventDoesNotTakeItsNeighboursAlong(t *testing.T) {
 }
 
 // Hazard F, where no later event shows the gap.
-func TestUnreadableEventAtTheEndIsQuarantined(t *testing.T) {
+func TestHazardF_UnreadableEventAtTheEndIsQuarantined(t *testing.T) {
 	t.Parallel()
 	b := setup(t, 1)
 	b.publish(t, "0", 0, 4)
@@ -219,7 +344,7 @@ func TestUnreadableEventAtTheEndIsQuarantined(t *testing.T) {
 }
 
 // A hub that counts events and sends none, as while its link is dead, is no reason to give the events up.
-func TestSilenceOfADeadLinkQuarantinesNothing(t *testing.T) {
+func TestHazardF_SilenceOfADeadLinkQuarantinesNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t, 1)
 	b.publish(t, "0", 0, 5)
@@ -238,7 +363,7 @@ func TestSilenceOfADeadLinkQuarantinesNothing(t *testing.T) {
 }
 
 // Retention that overtakes the reader is no fault of the events, but it is no secret either.
-func TestEventsThatExpiredUnreadAreRecordedFromTo(t *testing.T) {
+func TestHazardF_EventsThatExpiredUnreadAreRecordedFromTo(t *testing.T) {
 	t.Parallel()
 	b := setup(t, 1)
 	b.publish(t, "0", 0, 10)
@@ -254,19 +379,76 @@ func TestEventsThatExpiredUnreadAreRecordedFromTo(t *testing.T) {
 		AND first_position = 'billing/0/10/0' AND reason LIKE '%sequence 10 to 24%'`))
 }
 
-// Hazard G: with the SDK's default start, what is sent while an idle partition reconnects is never delivered.
-func TestEventSentWhileAnIdlePartitionReconnectsIsRead(t *testing.T) {
+// Hazard G: the SDK starts at Latest: what was sent before the first start is never delivered.
+func TestHazardG_EventSentBeforeTheFirstStartIsRead(t *testing.T) {
+	t.Parallel()
+	b := setup(t, 1)
+	b.publish(t, "0", 0, 3)
+	b.run(t, b.quick())
+	b.await(t, 3, countIntents)
+}
+
+// Hazard G: nor is what is sent while a partition that has had no event yet reconnects: the link asks for the latest again.
+func TestHazardG_EventSentWhileAnIdlePartitionReconnectsIsRead(t *testing.T) {
 	t.Parallel()
 	b := setup(t, 1)
 	b.run(t, b.quick())
 	require.True(t, waitFor(t.Context(), func() bool { return b.hub.Counters().Receivers == 1 }))
+	published := make(chan struct{})
+	b.hub.SetHooks(eventhubstest.Hooks{OnConnect: func(string) error {
+		<-published
+		return nil
+	}})
 	b.hub.DropConnections()
 	b.publish(t, "0", 0, 3)
+	close(published)
 	b.await(t, 3, countIntents)
 }
 
+// Hazard H: two deployments with a database each on one consumer group take every partition from each other at every interval, and
+// nothing says so.
+func TestHazardH_ForeignReaderOfTheGroupIsNamedAndBothProgress(t *testing.T) {
+	t.Parallel()
+	b := setup(t, 2)
+	foreign := setupOn(t, b.hub)
+	const events = 100
+	b.publish(t, "0", 0, events)
+	ours, _ := b.run(t, b.quick())
+	theirs, _ := foreign.run(t, foreign.quick())
+	for i := range 5 {
+		b.publish(t, "1", i*events/5, events/5)
+		// Between two lots, each has taken a partition from the other.
+		stolen := b.hub.Counters().Stolen
+		require.True(t, waitFor(t.Context(), func() bool { return b.hub.Counters().Stolen >= stolen+2 }))
+	}
+	for side, s := range map[*bundle]*eventhubs.Source{b: ours, foreign: theirs} {
+		side.await(t, 2*events, sumOfSequences)
+		side.await(t, 2*events, countIntents)
+		require.True(t, waitFor(t.Context(), func() bool { return side.count(t, s, "strangers_total") > 0 }))
+		require.Contains(t, side.logs.String(), "does not use this database")
+		require.Zero(t, side.count(t, s, "restarts_total"))
+	}
+}
+
+// Hazard H cries no wolf: partitions that move between readers of one database are no strangers' work.
+func TestHazardH_ReadersOfOneDatabaseAreNoStrangers(t *testing.T) {
+	t.Parallel()
+	b := setup(t, 4)
+	first, _ := b.run(t, b.quick())
+	b.await(t, 4, countOwned)
+	for range 3 {
+		_, stop := b.run(t, b.quick())
+		b.await(t, 2, "SELECT count(DISTINCT owner_id) FROM billing.eventhub_ownership WHERE owner_id <> ''")
+		stop()
+		b.await(t, 1, "SELECT count(DISTINCT owner_id) FROM billing.eventhub_ownership WHERE owner_id <> ''")
+		b.await(t, 4, countOwned)
+	}
+	require.Positive(t, b.count(t, first, "partitions_lost_total"))
+	require.Zero(t, b.count(t, first, "strangers_total"))
+}
+
 // Hazard I: the SDK asks for the list of partitions once.
-func TestPartitionsAddedLaterAreRead(t *testing.T) {
+func TestHazardI_PartitionsAddedLaterAreRead(t *testing.T) {
 	t.Parallel()
 	b := setup(t, 1)
 	b.publish(t, "0", 0, 5)
@@ -275,6 +457,7 @@ func TestPartitionsAddedLaterAreRead(t *testing.T) {
 	require.NoError(t, b.hub.AddPartitions(hubName, 2))
 	b.publish(t, "2", 0, 5)
 	b.await(t, 10, countIntents)
+	require.Contains(t, b.logs.String(), "partitions have changed")
 }
 
 func TestConnectionsCutAgainAndAgainLoseNothing(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/Azure/azure-sdk-for-go/sdk/messaging/azeventhubs/v2"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -51,14 +52,22 @@ type bundle struct {
 	pool  *pgxpool.Pool // as the ingestor's role
 	owner *pgxpool.Pool
 	logs  *logBuffer
+
+	metrics map[*eventhubs.Source]*prometheus.Registry
 }
 
 func setup(t *testing.T, partitions int) *bundle {
 	t.Helper()
-	db := sqltest.New(t)
-	b := &bundle{db: db, pool: db.Pool(t, sql.RoleIngest), owner: db.Pool(t, ""), logs: &logBuffer{}}
+	b := setupOn(t, nil)
 	b.startHub(t, partitions)
 	return b
+}
+
+// setupOn makes a database of its own beside a hub that is there.
+func setupOn(t *testing.T, hub *eventhubstest.Server) *bundle {
+	t.Helper()
+	db := sqltest.New(t)
+	return &bundle{hub: hub, db: db, pool: db.Pool(t, sql.RoleIngest), owner: db.Pool(t, ""), logs: &logBuffer{}}
 }
 
 func (b *bundle) startHub(t *testing.T, partitions int) {
@@ -86,9 +95,41 @@ func (b *bundle) source(t *testing.T, cfg eventhubs.Config) *eventhubs.Source {
 	}, b.pool, nil, logger)
 	require.NoError(t, err)
 	require.NoError(t, recorder.Register(t.Context()))
-	s, err := eventhubs.New(cfg, recorder, b.pool, nil, logger)
+	registry := prometheus.NewRegistry()
+	s, err := eventhubs.New(cfg, recorder, b.pool, eventhubs.NewMetrics(registry), logger)
 	require.NoError(t, err)
+	if b.metrics == nil {
+		b.metrics = map[*eventhubs.Source]*prometheus.Registry{}
+	}
+	b.metrics[s] = registry
 	return s
+}
+
+// metric is a value as a scraper would see it; of one partition where the metric has them. False when it is not there.
+func (b *bundle) metric(t *testing.T, s *eventhubs.Source, name, partition string) (value float64, there bool) {
+	t.Helper()
+	families, err := b.metrics[s].Gather()
+	require.NoError(t, err)
+	for _, family := range families {
+		if family.GetName() != "ingest_eventhub_"+name {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			if labels := m.GetLabel(); len(labels) > 0 && labels[0].GetValue() != partition {
+				continue
+			}
+			return m.GetCounter().GetValue() + m.GetGauge().GetValue(), true // one of them is 0
+		}
+	}
+	return 0, false
+}
+
+// count is a metric without partitions.
+func (b *bundle) count(t *testing.T, s *eventhubs.Source, name string) int {
+	t.Helper()
+	value, there := b.metric(t, s, name, "")
+	require.True(t, there, name)
+	return int(value)
 }
 
 // run runs a source until stop is called, at the latest at the test's end; stop returns when Run has.
@@ -135,19 +176,19 @@ func (b *bundle) number(t *testing.T, query string) int64 {
 	return n
 }
 
-func (b *bundle) tryNumber(ctx context.Context, query string, args ...any) (int64, error) {
+func (b *bundle) tryNumber(ctx context.Context, query string) (int64, error) {
 	var n int64
-	err := b.owner.QueryRow(ctx, query, args...).Scan(&n)
+	err := b.owner.QueryRow(ctx, query).Scan(&n)
 	return n, err
 }
 
 // await waits until the query gives want.
-func (b *bundle) await(t *testing.T, want int64, query string, args ...any) {
+func (b *bundle) await(t *testing.T, want int64, query string) {
 	t.Helper()
 	var last int64
 	var err error
 	ok := waitFor(t.Context(), func() bool {
-		last, err = b.tryNumber(t.Context(), query, args...)
+		last, err = b.tryNumber(t.Context(), query)
 		return err == nil && last == want
 	})
 	require.True(t, ok, "%s: last %d, %v, want %d", query, last, err, want)
@@ -173,6 +214,8 @@ const (
 	countIntents    = "SELECT count(*) FROM billing.intents"
 	sumOfSequences  = "SELECT coalesce(sum(sequence_number + 1), 0) FROM billing.eventhub_checkpoints"
 	countQuarantine = "SELECT count(*) FROM billing.quarantined_events"
+	countOwned      = "SELECT count(*) FROM billing.eventhub_ownership WHERE owner_id <> ''"
+	sumOfRenewals   = "SELECT coalesce(sum(etag), 0)::bigint FROM billing.eventhub_ownership"
 )
 
 func (b *bundle) counters(t *testing.T) ingest.Counts {
