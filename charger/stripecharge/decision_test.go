@@ -414,7 +414,7 @@ func TestRowsAreCompleteAndCloseToTheDatabase(t *testing.T) {
 }
 
 // The rows that may end an earlier doubt, and no others: everything else is said before or beside the key.
-func TestM7OnlyWhatIsFoundResolvesDoubt(t *testing.T) {
+func TestM07OnlyWhatIsFoundResolvesDoubt(t *testing.T) {
 	t.Parallel()
 	var resolving []Class
 	for _, row := range Rows() {

@@ -21,7 +21,7 @@ func lookUpOf(r Request, s *standIn) LookUp {
 }
 
 // A look-up finds what either API made, whichever is configured now.
-func TestM8LookUpListsBothKinds(t *testing.T) {
+func TestM08LookUpListsBothKinds(t *testing.T) {
 	t.Parallel()
 	for _, api := range bothAPIs() {
 		t.Run(string(api), func(t *testing.T) {
@@ -51,7 +51,7 @@ func TestM8LookUpListsBothKinds(t *testing.T) {
 	}
 }
 
-func TestM8RefundOfPaymentIntentShows(t *testing.T) {
+func TestM08RefundOfPaymentIntentShows(t *testing.T) {
 	t.Parallel()
 	for _, api := range bothAPIs() {
 		t.Run(string(api), func(t *testing.T) {
@@ -74,7 +74,7 @@ func TestM8RefundOfPaymentIntentShows(t *testing.T) {
 }
 
 // The match is by intent key alone: other terms are evidence, not absence.
-func TestM8MatchWithOtherTermsIsFound(t *testing.T) {
+func TestM08MatchWithOtherTermsIsFound(t *testing.T) {
 	t.Parallel()
 	s := startStandIn(t)
 	request := testRequest(t, APIPaymentIntents, "cus_1")
@@ -87,7 +87,7 @@ func TestM8MatchWithOtherTermsIsFound(t *testing.T) {
 	require.Error(t, Validate(found.Matches[0], request))
 }
 
-func TestM8DeclinedAndOpenObjectsAreFound(t *testing.T) {
+func TestM08DeclinedAndOpenObjectsAreFound(t *testing.T) {
 	t.Parallel()
 	for _, api := range bothAPIs() {
 		t.Run(string(api), func(t *testing.T) {
@@ -106,7 +106,7 @@ func TestM8DeclinedAndOpenObjectsAreFound(t *testing.T) {
 }
 
 // Something on the way may drop the metadata: the unmarked charge of these terms is not absence.
-func TestM8UnmarkedObjectIsNotAbsence(t *testing.T) {
+func TestM08UnmarkedObjectIsNotAbsence(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	object := func(kind, id, extra string, amount int64, created time.Time) string {
@@ -137,7 +137,7 @@ func TestM8UnmarkedObjectIsNotAbsence(t *testing.T) {
 }
 
 // stripe-go's iterators just stop on an error; a look-up that takes that for the end makes the second charge.
-func TestM7ErrorOnSecondPageIsNotAbsence(t *testing.T) {
+func TestM07ErrorOnSecondPageIsNotAbsence(t *testing.T) {
 	t.Parallel()
 	for _, api := range bothAPIs() {
 		t.Run(string(api), func(t *testing.T) {
@@ -168,7 +168,7 @@ func TestM7ErrorOnSecondPageIsNotAbsence(t *testing.T) {
 	}
 }
 
-func TestM7WhatIsNoListIsNotAbsence(t *testing.T) {
+func TestM07WhatIsNoListIsNotAbsence(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	for name, body := range map[string]string{
@@ -207,7 +207,7 @@ func TestLookUpOfNobodyIsRefused(t *testing.T) {
 }
 
 // A payment intent listed before its charge went through does not hide the charge.
-func TestM8ChargeThatItsPaymentIntentDoesNotShowYetIsFound(t *testing.T) {
+func TestM08ChargeThatItsPaymentIntentDoesNotShowYetIsFound(t *testing.T) {
 	t.Parallel()
 	q := LookUp{IntentKey: "k"}
 	intent := Object{Kind: KindPaymentIntent, ID: "pi_1", Status: StatusProcessing, PaymentIntentID: "pi_1", IntentKey: "k"}

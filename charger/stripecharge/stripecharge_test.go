@@ -15,7 +15,7 @@ import (
 	"chargeonce/charger/stripecharge/stripetest"
 )
 
-func TestM5ReplayedAnswerIsToldAndReadByID(t *testing.T) {
+func TestM05ReplayedAnswerIsToldAndReadByID(t *testing.T) {
 	t.Parallel()
 	for _, api := range bothAPIs() {
 		t.Run(string(api), func(t *testing.T) {
@@ -37,7 +37,7 @@ func TestM5ReplayedAnswerIsToldAndReadByID(t *testing.T) {
 	}
 }
 
-func TestM6DeclinedPaymentIntentIsCancelled(t *testing.T) {
+func TestM06DeclinedPaymentIntentIsCancelled(t *testing.T) {
 	t.Parallel()
 	s := startStandIn(t)
 	request := testRequest(t, APIPaymentIntents, "cus_1_decline_do_not_honor")
@@ -57,7 +57,7 @@ func TestM6DeclinedPaymentIntentIsCancelled(t *testing.T) {
 	require.True(t, read.Object.Dead())
 }
 
-func TestM6CancelOfPaidPaymentIntentShowsTheCharge(t *testing.T) {
+func TestM06CancelOfPaidPaymentIntentShowsTheCharge(t *testing.T) {
 	t.Parallel()
 	s := startStandIn(t)
 	request := testRequest(t, APIPaymentIntents, "cus_1")

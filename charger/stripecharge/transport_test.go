@@ -21,7 +21,7 @@ import (
 )
 
 // A dial that outlasts the claim must not be followed by the request: another worker may hold the intent by then.
-func TestM4DialSlowerThanClaimSendsNothing(t *testing.T) {
+func TestM04DialSlowerThanClaimSendsNothing(t *testing.T) {
 	t.Parallel()
 	for _, secured := range []bool{false, true} {
 		t.Run(map[bool]string{false: "plain", true: "tls"}[secured], func(t *testing.T) {
@@ -47,7 +47,7 @@ func TestM4DialSlowerThanClaimSendsNothing(t *testing.T) {
 
 // The process (or its virtual machine) may be stopped between the check and the write of a large body:
 // what leaves then is never a whole request.
-func TestM4EveryWriteIsChecked(t *testing.T) {
+func TestM04EveryWriteIsChecked(t *testing.T) {
 	t.Parallel()
 	inner, outer := net.Pipe()
 	defer func() { _, _ = inner.Close(), outer.Close() }()
@@ -67,7 +67,7 @@ func TestM4EveryWriteIsChecked(t *testing.T) {
 }
 
 // The wall clock alone tells that a virtual machine was suspended, the monotonic one alone that the wall clock was set back.
-func TestM4BothClocksAreAsked(t *testing.T) {
+func TestM04BothClocksAreAsked(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	require.False(t, after(now, now.Add(time.Second)))
@@ -78,7 +78,7 @@ func TestM4BothClocksAreAsked(t *testing.T) {
 }
 
 // Bytes given to a connection that died unnoticed are delivered when the network mends, long after the claim.
-func TestM4IdleConnectionIsNotReused(t *testing.T) {
+func TestM04IdleConnectionIsNotReused(t *testing.T) {
 	t.Parallel()
 	var closed, calls atomic.Int64
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -125,7 +125,7 @@ func TestM4IdleConnectionIsNotReused(t *testing.T) {
 	require.Len(t, dialled, 3)
 }
 
-func TestM4ProcessTransportKeepsTheLimit(t *testing.T) {
+func TestM04ProcessTransportKeepsTheLimit(t *testing.T) {
 	t.Parallel()
 	transport := NewTransport()
 	require.Less(t, transport.base.IdleConnTimeout, 10*time.Second)
@@ -136,7 +136,7 @@ func TestM4ProcessTransportKeepsTheLimit(t *testing.T) {
 
 // net/http repeats a POST with an Idempotency-Key by itself when a reused connection dies before the
 // first byte of an answer: a proxy that drops the key would charge twice.
-func TestM4PostIsNotReplayedWhenReusedConnectionDies(t *testing.T) {
+func TestM04PostIsNotReplayedWhenReusedConnectionDies(t *testing.T) {
 	t.Parallel()
 	server := startDyingServer(t)
 	client := newTestClient(t, Config{URL: server.url, Key: testKey})
@@ -149,7 +149,7 @@ func TestM4PostIsNotReplayedWhenReusedConnectionDies(t *testing.T) {
 	require.EqualValues(t, 1, server.connections.Load(), "the second call was made on the first one's connection")
 }
 
-func TestM2FrozenBytesAreEqualOnEverySend(t *testing.T) {
+func TestM02FrozenBytesAreEqualOnEverySend(t *testing.T) {
 	t.Parallel()
 	for _, api := range bothAPIs() {
 		t.Run(string(api), func(t *testing.T) {
