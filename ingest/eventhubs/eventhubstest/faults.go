@@ -157,6 +157,7 @@ const (
 	FaultRefuseToken      FaultKind = "refuse_token"
 	FaultRefuseRead       FaultKind = "refuse_management"
 	FaultSpoilKey         FaultKind = "spoil_partition_key" // delivers a partition key that is a number
+	FaultSilence          FaultKind = "silence"             // delivers no event, while links and counts are in order; not with Times
 
 	FaultDropConnections FaultKind = "drop_connections"
 	FaultDetachReceivers FaultKind = "detach_receivers"
@@ -197,9 +198,15 @@ func (s *Server) Inject(f Fault) error {
 	case FaultClear:
 		s.mu.Lock()
 		s.standing = nil
+		for c := range s.conns {
+			c.poke() // of those that were silent
+		}
 		s.mu.Unlock()
 	case FaultRefuseConnection, FaultHoldConnection, FaultRefuseAttach, FaultHoldAttach, FaultRejectSend, FaultLoseAck,
-		FaultRefuseToken, FaultRefuseRead, FaultSpoilKey:
+		FaultRefuseToken, FaultRefuseRead, FaultSpoilKey, FaultSilence:
+		if f.Kind == FaultSilence && f.Times != 0 {
+			return errors.New("fault silence: it lasts until it is cleared, times has no meaning")
+		}
 		s.mu.Lock()
 		s.standing = append(s.standing, &f)
 		s.mu.Unlock()

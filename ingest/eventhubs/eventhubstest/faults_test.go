@@ -169,6 +169,30 @@ func TestSpoiledPartitionKeyDoesNotReachTheClient(t *testing.T) {
 	require.Equal(t, []int64{0, 1, 2, 3, 4}, sequences(receive(t, receiver(t, consumer(t, s, "$default"), "0", earliest()), 5)))
 }
 
+// A partition that stops silently: the hub counts its events and sends none.
+func TestSilentPartitionCountsEventsAndSendsNone(t *testing.T) {
+	t.Parallel()
+	s := start(t, eventhubstest.Config{})
+	silence := eventhubstest.Fault{Kind: eventhubstest.FaultSilence, Partition: "0"}
+	require.NoError(t, s.Inject(silence))
+	publish(t, s, "0", 5)
+	publish(t, s, "1", 5)
+	c := consumer(t, s, "$default")
+	silent := receiver(t, c, "0", earliest())
+	require.Equal(t, []int64{0, 1, 2, 3, 4}, sequences(receive(t, receiver(t, c, "1", earliest()), 5)))
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	_, err := silent.ReceiveEvents(ctx, 5, nil)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	properties, err := c.GetPartitionProperties(t.Context(), "0", nil)
+	require.NoError(t, err)
+	require.EqualValues(t, 4, properties.LastEnqueuedSequenceNumber)
+	require.NoError(t, s.Inject(eventhubstest.Fault{Kind: eventhubstest.FaultClear}))
+	require.Equal(t, []int64{0, 1, 2, 3, 4}, sequences(receive(t, silent, 5)))
+	silence.Times = 1
+	require.Error(t, s.Inject(silence))
+}
+
 func TestMutateReachesTheClient(t *testing.T) {
 	t.Parallel()
 	s := start(t, eventhubstest.Config{Hooks: eventhubstest.Hooks{

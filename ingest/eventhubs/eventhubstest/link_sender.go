@@ -92,9 +92,12 @@ func (l *sendLink) take() []byte {
 	if l.next >= l.partition.end() {
 		return nil
 	}
+	server := l.session.conn.server
+	if server.strike(l.partition.hub.name, l.partition.id, l.next, FaultSilence) != nil {
+		return nil
+	}
 	e := l.partition.at(l.next)
 	l.next++
-	server := l.session.conn.server
 	server.counters.Deliveries++
 	annotations := e.annotations
 	if spoiled := server.mutate(l, e); spoiled != nil {
