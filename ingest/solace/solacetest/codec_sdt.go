@@ -35,6 +35,7 @@ const (
 const (
 	preambleBinary = 0x80
 	preambleText   = 0x07
+	preambleMap    = 0x0a
 )
 
 // sdtMap keeps the order of its pairs, as the encoding does.

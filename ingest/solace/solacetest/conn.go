@@ -51,13 +51,12 @@ type conn struct {
 	written chan struct{} // closed when the writing goroutine ends
 	once    sync.Once
 
-	client     string // name; empty before the login
-	user       string
+	client     string // name, empty before the login; set by the reading goroutine alone, which may read it without the lock
 	control    []byte // encoded frames that wait
 	flows      []*flow
 	publishers []*publisher
 	unbinding  []uint32 // flows ended by us whose UNBIND the client has yet to answer
-	mute       bool     // says nothing more
+	mute       bool     // reads on, but does and says nothing more
 	forgotten  bool     // cut from the server
 }
 
@@ -67,13 +66,6 @@ func newConn(s *Server, nc net.Conn) *conn {
 
 func (c *conn) log() *slog.Logger {
 	return c.server.cfg.Logger.With(slog.String("remote", c.nc.RemoteAddr().String()))
-}
-
-// name is the client's name, for hooks.
-func (c *conn) name() string {
-	c.server.mu.Lock()
-	defer c.server.mu.Unlock()
-	return c.client
 }
 
 // drop cuts the connection at once; safe to call from anywhere, any number of times.
@@ -223,11 +215,17 @@ func (c *conn) collectNext(b *batch, f *flow) {
 		return
 	}
 	if s.strike(f.queue.Name, c.client, FaultDuplicate) != nil {
-		b.frames = f.deliver(b.frames, e)
+		b.frames = f.deliver(b.frames, e, e.message)
 	}
 	if s.strike(f.queue.Name, c.client, FaultDropAfterDeliveries) != nil {
 		b.last = true
 	}
+}
+
+func (c *conn) isMute() bool {
+	c.server.mu.Lock()
+	defer c.server.mu.Unlock()
+	return c.mute
 }
 
 // poke makes the writing goroutine look again.
@@ -289,17 +287,20 @@ func (c *conn) serve(in *bufio.Reader) error {
 		if err := c.handle(f); err != nil {
 			return err
 		}
-		if c.name() != "" {
+		if c.client != "" {
 			limit, timeout = c.server.cfg.MaxMessageBytes+frameSlackBytes, idleTimeout
 		}
 	}
 }
 
 func (c *conn) handle(f frame) error {
+	if c.isMute() {
+		return nil
+	}
 	if f.protocol() == protoClient {
 		return c.clientCtrl(f)
 	}
-	if c.name() == "" {
+	if c.client == "" {
 		return fmt.Errorf("protocol %#x before the login", f.protocol())
 	}
 	switch f.protocol() {

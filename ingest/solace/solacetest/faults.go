@@ -9,8 +9,8 @@ import (
 // FaultKind names a fault that can be scripted.
 type FaultKind string
 
-// Standing faults meet the next Times operations that match (0 = until cleared), after letting After pass; the others
-// happen at once.
+// Standing faults meet the next Times operations that match (0 = until cleared), after letting After pass. The others, from
+// FaultDropConnections on, happen at once.
 const (
 	FaultRefuseConnection    FaultKind = "refuse_connection"     // reset as soon as it is made
 	FaultHoldConnection      FaultKind = "hold_connection"       // accepted, then silence
@@ -23,18 +23,21 @@ const (
 	FaultLoseAcks            FaultKind = "lose_acks"             // a frame of acknowledgements counts for nothing
 	FaultDropBeforeAck       FaultKind = "drop_before_ack"       // the connection is cut, the frame counts for nothing
 	FaultDropAfterAck        FaultKind = "drop_after_ack"        // the frame is processed, then the connection is cut
-	FaultDropAfterDeliveries FaultKind = "drop_after_deliveries" // the connection is cut once the delivery is written
+	FaultDropAfterAcks       FaultKind = "drop_after_acks"       // cut once After messages are acked; the rest of the frame is lost
+	FaultDropAfterDeliveries FaultKind = "drop_after_deliveries" // cut once After messages are sent
 	FaultDuplicate           FaultKind = "duplicate_delivery"    // a message is sent twice, the second flagged as redelivered
+	FaultSpoil               FaultKind = "spoil"                 // a message is sent damaged, as Spoil says
 	FaultRefusePublish       FaultKind = "refuse_publish"        // with Code and Text; a direct message vanishes
 	FaultLosePublish         FaultKind = "lose_publish"          // as if the message had never come
 	FaultDropAfterPublish    FaultKind = "drop_after_publish"    // stored, then the connection is cut before the answer
 
 	FaultDropConnections FaultKind = "drop_connections"
-	FaultMute            FaultKind = "mute"   // the connections that are open read on and say nothing more
+	FaultMute            FaultKind = "mute"   // the open connections read on, but do and say nothing more
 	FaultUnbind          FaultKind = "unbind" // by the broker, with Code and Text
 	FaultShutQueue       FaultKind = "shut_queue"
 	FaultOpenQueue       FaultKind = "open_queue"
 	FaultDeleteQueue     FaultKind = "delete_queue"
+	FaultReplay          FaultKind = "replay" // of all that Config.ReplayLog kept of a queue
 	FaultFailOver        FaultKind = "fail_over"
 	FaultClear           FaultKind = "clear" // of standing faults
 )
@@ -54,6 +57,7 @@ type Fault struct {
 	Times  int       `json:"times,omitempty"`
 	Code   uint32    `json:"code,omitempty"` // of refusals; default 503
 	Text   string    `json:"text,omitempty"` // of refusals; default "Service Unavailable"
+	Spoil  SpoilKind `json:"spoil,omitempty"`
 }
 
 // Inject carries out a fault or sets it up.
@@ -74,6 +78,8 @@ func (s *Server) Inject(f Fault) error {
 		found = s.OpenQueue(f.Queue)
 	case FaultDeleteQueue:
 		found = s.DeleteQueue(f.Queue)
+	case FaultReplay:
+		return s.Replay(f.Queue)
 	case FaultFailOver:
 		s.FailOver()
 	case FaultClear:
@@ -81,17 +87,32 @@ func (s *Server) Inject(f Fault) error {
 		defer s.mu.Unlock()
 		s.standing = nil
 	case FaultRefuseConnection, FaultHoldConnection, FaultRefuseLogin, FaultHoldLogin, FaultHoldKeepAlive, FaultRefuseBind,
-		FaultHoldBind, FaultHoldUnbind, FaultLoseAcks, FaultDropBeforeAck, FaultDropAfterAck, FaultDropAfterDeliveries,
-		FaultDuplicate, FaultRefusePublish, FaultLosePublish, FaultDropAfterPublish:
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.standing = append(s.standing, &f)
+		FaultHoldBind, FaultHoldUnbind, FaultLoseAcks, FaultDropBeforeAck, FaultDropAfterAck, FaultDropAfterAcks,
+		FaultDropAfterDeliveries, FaultDuplicate, FaultSpoil, FaultRefusePublish, FaultLosePublish, FaultDropAfterPublish:
+		return s.stand(f)
 	default:
 		return fmt.Errorf("fault %q is unknown", f.Kind)
 	}
 	if !found {
 		return fmt.Errorf("fault %s: there is no queue %q", f.Kind, f.Queue)
 	}
+	return nil
+}
+
+// stand sets up a standing fault.
+func (s *Server) stand(f Fault) error {
+	if f.Kind == FaultSpoil && !f.Spoil.valid() {
+		return fmt.Errorf("fault spoil: %q is unknown", f.Spoil)
+	}
+	if f.Times < 0 || f.After < 0 {
+		return fmt.Errorf("fault %s: times %d or after %d is negative", f.Kind, f.Times, f.After)
+	}
+	if f.Kind == FaultDropAfterAcks || f.Kind == FaultDropAfterDeliveries {
+		f.After = max(f.After-1, 0) // the one that strikes is the last to pass
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.standing = append(s.standing, &f)
 	return nil
 }
 

@@ -30,7 +30,7 @@ type delivery struct {
 // bind answers a BIND.
 func (c *conn) bind(f frame, a assured) error {
 	name := textOf(a.find(adQueue))
-	request := Bind{Client: c.name(), Queue: name}
+	request := Bind{Client: c.client, Queue: name}
 	if verdict := c.server.onBind(request); verdict != nil {
 		return c.verdict(verdict, func(r *Refusal) { c.refuseBind(f, r) })
 	}
@@ -64,7 +64,7 @@ func (c *conn) bind(f frame, a assured) error {
 	if q.Exclusive {
 		access = accessExclusive
 	}
-	params := appendParam32(nil, discardUnknown, adFlowID, fl.id) // without the queue's name, which the client waits out
+	params := appendParam32(nil, discardUnknown, adFlowID, fl.id) // without the queue's name: the client takes such an answer for none
 	params = appendParam64(params, ignoreUnknown, adLastAcked, fl.last)
 	params = appendParam(params, ignoreUnknown, adWindow, []byte{defaultWindow})
 	params = appendParam(params, ignoreUnknown, adDurability, []byte{1})
@@ -72,7 +72,9 @@ func (c *conn) bind(f frame, a assured) error {
 	params = appendParam32(params, ignoreUnknown, adPermissions, permissionConsume)
 	params = appendParam(params, ignoreUnknown, adActive, []byte{active})
 	params = appendParam32(params, ignoreUnknown, adMaxUnacked, uint32(q.MaxUnacked)) //nolint:gosec // a setting
-	params = appendParam64(params, ignoreUnknown, adUniqueID, s.uniqueID)
+	if !s.cfg.WithoutGroupIDs {
+		params = appendParam64(params, ignoreUnknown, adUniqueID, s.uniqueID)
+	}
 	c.answer(f, assuredBind, nil, params)
 	q.dispatch()
 	return nil
@@ -119,11 +121,17 @@ func (f *flow) appendNext(buf []byte) []byte {
 	e := f.outbox[0]
 	f.outbox[0] = nil
 	f.outbox = f.outbox[1:]
-	return f.deliver(buf, e)
+	m := e.message
+	if len(f.conn.server.standing) > 0 {
+		if fault := f.conn.server.strike(f.queue.Name, f.conn.client, FaultSpoil); fault != nil {
+			m = m.spoil(fault.Spoil)
+		}
+	}
+	return f.deliver(buf, e, m)
 }
 
-// deliver encodes one delivery and takes note of it.
-func (f *flow) deliver(buf []byte, e *entry) []byte {
+// deliver encodes one delivery of an entry, whose message is m unless it is spoiled, and takes note of it.
+func (f *flow) deliver(buf []byte, e *entry, m *message) []byte {
 	s := f.queue.spool
 	s.lastSent++
 	previous := f.last
@@ -137,8 +145,9 @@ func (f *flow) deliver(buf []byte, e *entry) []byte {
 	if e.deliveries > 1 {
 		f.queue.counters.Redelivered++
 	}
-	return e.message.appendDelivery(buf, deliveryHeader{
+	return m.appendDelivery(buf, deliveryHeader{
 		flow: f.id, id: f.last, previous: previous, spoolID: e.id, uniqueID: s.uniqueID, earlier: e.deliveries - 1,
+		anonymous: f.conn.server.cfg.WithoutGroupIDs,
 	})
 }
 
@@ -177,7 +186,10 @@ func (c *conn) ack(a assured) error {
 	}
 	f.takeOver(a)
 	for _, r := range ranges {
-		f.apply(r)
+		if !f.apply(r) {
+			after = errDropped
+			break
+		}
 	}
 	f.queue.dispatch()
 	return after
@@ -200,11 +212,12 @@ func (f *flow) takeOver(a assured) {
 	}
 }
 
-// apply settles what is unacked in a range, whose ends need not be deliveries of this flow.
-func (f *flow) apply(r ackRange) {
-	from := sort.Search(len(f.sent), func(i int) bool { return f.sent[i].id >= r.min })
-	matched := false
-	for i := from; i < len(f.sent) && f.sent[i].id <= r.max; i++ {
+// apply settles what is unacked in a range, whose ends need not be deliveries of this flow. It is false when a fault drops
+// the connection on the way.
+func (f *flow) apply(r ackRange) bool {
+	s := f.conn.server
+	matched, goOn := false, true
+	for i := f.at(r.min); i < len(f.sent) && f.sent[i].id <= r.max && goOn; i++ {
 		e := f.sent[i].entry
 		if e == nil {
 			continue
@@ -213,9 +226,10 @@ func (f *flow) apply(r ackRange) {
 		f.sent[i].entry = nil
 		f.live--
 		f.queue.settle(e, r.outcome)
+		goOn = len(s.standing) == 0 || s.strike(f.queue.Name, f.conn.client, FaultDropAfterAcks) == nil
 	}
 	if !matched {
-		f.conn.server.counters.AcksUnmatched++
+		s.counters.AcksUnmatched++
 	}
 	for len(f.sent) > 0 && f.sent[0].entry == nil {
 		f.sent = f.sent[1:]
@@ -223,29 +237,23 @@ func (f *flow) apply(r ackRange) {
 	if len(f.sent) > 64 && len(f.sent) > 2*f.live {
 		f.sent = slices.DeleteFunc(f.sent, func(d delivery) bool { return d.entry == nil })
 	}
+	return goOn
+}
+
+// at is the index in sent of the first delivery with at least this id.
+func (f *flow) at(id uint64) int {
+	return sort.Search(len(f.sent), func(i int) bool { return f.sent[i].id >= id })
 }
 
 // end takes the flow out of its queue, whose other flows get what it had. Called with mu held.
 func (f *flow) end() {
 	q := f.queue
 	at := slices.Index(q.flows, f)
-	if at < 0 {
-		return
-	}
 	q.flows = slices.Delete(q.flows, at, at+1)
 	if at < q.turn {
 		q.turn--
 	}
-	f.conn.flows = slices.DeleteFunc(f.conn.flows, func(other *flow) bool { return other == f })
-	for _, e := range f.outbox {
-		q.giveBack(e)
-	}
-	for _, d := range f.sent {
-		if d.entry != nil && d.entry.state == entryUnacked {
-			q.giveBack(d.entry)
-		}
-	}
-	f.outbox, f.sent, f.inFlight, f.live = nil, nil, nil, 0
+	f.release()
 	if q.Exclusive && at == 0 && len(q.flows) > 0 && q.flows[0].wants {
 		heir := q.flows[0]
 		params := appendParam32(nil, discardUnknown, adFlowID, heir.id)
@@ -253,6 +261,20 @@ func (f *flow) end() {
 		heir.conn.queue(appendAssured(nil, nil, assuredFlowState, params))
 	}
 	q.dispatch()
+}
+
+// release takes the flow off its connection and gives back all that it had.
+func (f *flow) release() {
+	f.conn.flows = slices.DeleteFunc(f.conn.flows, func(other *flow) bool { return other == f })
+	for _, e := range f.outbox {
+		f.queue.giveBack(e)
+	}
+	for _, d := range f.sent {
+		if d.entry != nil && d.entry.state == entryUnacked {
+			f.queue.giveBack(d.entry)
+		}
+	}
+	f.outbox, f.sent, f.inFlight, f.live = nil, nil, nil, 0
 }
 
 // unbind answers an UNBIND, unless it is itself the answer to ours.
@@ -304,17 +326,16 @@ func (s *Server) Unbind(queueName string, reason Refusal) int {
 
 // unbindAll ends a queue's flows; called with mu held.
 func (s *Server) unbindAll(q *queue, reason *Refusal) int {
-	flows := slices.Clone(q.flows)
+	flows := q.flows
+	q.flows, q.turn = nil, 0
 	for _, f := range flows {
+		f.release()
 		f.conn.server.counters.BrokerUnbinds++
 		f.conn.unbinding = append(f.conn.unbinding, f.id)
 		head := appendResponse(nil, reason.Code, reason.Text)
 		params := appendParam32(nil, discardUnknown, adFlowID, f.id)
 		params = binary.BigEndian.AppendUint64(append(params, adErrorID, 10), uint64(f.id))
 		f.conn.queue(appendAssured(nil, head, assuredUnbind, params))
-	}
-	for _, f := range flows {
-		f.end()
 	}
 	return len(flows)
 }

@@ -173,8 +173,8 @@ func (c *conn) describeAck(flowID uint32, ranges []ackRange) (Ack, func(Ack) err
 		return a, nil
 	}
 	for _, r := range ranges {
-		for _, d := range f.sent {
-			if d.entry != nil && d.id >= r.min && d.id <= r.max {
+		for i := f.at(r.min); i < len(f.sent) && f.sent[i].id <= r.max; i++ {
+			if d := f.sent[i]; d.entry != nil {
 				a.Messages = append(a.Messages, AckedMessage{d.entry.id, d.entry.message.info.applicationID, r.outcome.String()})
 			}
 		}

@@ -1,6 +1,7 @@
 package solacetest
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 )
@@ -15,16 +16,25 @@ type Ledger struct {
 	Queues         []QueueLedger `json:"queues"`
 }
 
-// QueueLedger is one queue's part of the ledger. Spooled = OnQueue + Acked + Moved + Discarded, always.
+// QueueLedger is one queue's part of the ledger. Spooled + Replayed = OnQueue + Acked + Moved + Discarded, always.
 type QueueLedger struct {
 	Name string `json:"name"`
 	QueueCounters
 	OnQueue  int            `json:"on_queue"` // with those unacked
 	Unacked  int            `json:"unacked"`  // delivered, and neither acknowledged nor given back
 	Bytes    int64          `json:"bytes"`
-	Flows    int            `json:"flows"`
+	Flows    []FlowLedger   `json:"flows"`
 	Shut     bool           `json:"shut"`
 	Messages []MessageState `json:"messages,omitempty"`
+}
+
+// FlowLedger is one bind to a queue.
+type FlowLedger struct {
+	ID      uint32 `json:"id"`
+	Client  string `json:"client"`
+	Active  bool   `json:"active"` // gets messages; always on a queue that is not exclusive
+	Window  int    `json:"window"` // 0 until the client has started the flow, and while it stops it
+	Unacked int    `json:"unacked"`
 }
 
 // State is what became of a message on a queue.
@@ -52,7 +62,11 @@ type MessageState struct {
 // maxFinished bounds the messages that a queue remembers after they are gone.
 const maxFinished = 4096
 
-// Ledger returns counts per queue, and the messages too when asked: those on the queue and the last 4,096 that are gone.
+// maxStates bounds the messages on a queue that the ledger lists, oldest first by and large.
+const maxStates = 20_000
+
+// Ledger returns counts per queue, and the messages too when asked: at most 20,000 on the queue and the last 4,096 that are
+// gone.
 func (s *Server) Ledger(messages bool) Ledger {
 	out := Ledger{Counters: s.Counters(), Violations: s.Violations()}
 	s.mu.Lock()
@@ -84,7 +98,10 @@ func (s *Server) Violations() []string {
 
 func (q *queue) ledger(messages bool) QueueLedger {
 	out := QueueLedger{
-		Name: q.Name, QueueCounters: q.counters, OnQueue: q.onQueue, Unacked: q.unacked(), Bytes: q.bytes, Flows: len(q.flows), Shut: q.shut,
+		Name: q.Name, QueueCounters: q.counters, OnQueue: q.onQueue, Unacked: q.unacked(), Bytes: q.bytes, Flows: []FlowLedger{}, Shut: q.shut,
+	}
+	for i, f := range q.flows {
+		out.Flows = append(out.Flows, FlowLedger{f.id, f.conn.client, !q.Exclusive || i == 0, f.window, f.live})
 	}
 	if messages {
 		out.Messages = q.states()
@@ -95,18 +112,18 @@ func (q *queue) ledger(messages bool) QueueLedger {
 // states lists messages by id.
 func (q *queue) states() []MessageState {
 	out := slices.Clone(q.finished)
+	seen := map[*entry]bool{} // a duplicate delivery is there twice
 	add := func(e *entry) {
+		if seen[e] || len(seen) == maxStates {
+			return
+		}
+		seen[e] = true
 		switch e.state {
 		case entryReady, entryAssigned:
 			out = append(out, e.view(StateReady))
 		case entryUnacked:
 			out = append(out, e.view(StateUnacked))
 		case entryGone:
-		}
-	}
-	for _, entries := range [][]*entry{q.fresh, q.returned} {
-		for _, e := range entries {
-			add(e)
 		}
 	}
 	for _, f := range q.flows {
@@ -119,16 +136,13 @@ func (q *queue) states() []MessageState {
 			}
 		}
 	}
-	slices.SortFunc(out, func(a, b MessageState) int {
-		if a.ID < b.ID {
-			return -1
+	for _, entries := range [][]*entry{q.returned, q.fresh} {
+		for _, e := range entries {
+			add(e)
 		}
-		if a.ID > b.ID {
-			return 1
-		}
-		return 0
-	})
-	return slices.CompactFunc(out, func(a, b MessageState) bool { return a.ID == b.ID }) // a duplicate delivery is in sent twice
+	}
+	slices.SortStableFunc(out, func(a, b MessageState) int { return cmp.Compare(a.ID, b.ID) })
+	return out
 }
 
 func (e *entry) view(state State) MessageState {

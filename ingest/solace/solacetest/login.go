@@ -17,13 +17,13 @@ func (c *conn) clientCtrl(f frame) error {
 	if err != nil {
 		return err
 	}
-	if m.kind == clientUpdate && c.name() != "" {
+	if m.kind == clientUpdate && c.client != "" {
 		c.server.mu.Lock()
 		defer c.server.mu.Unlock()
 		c.queue(appendClientCtrl(nil, appendResponse(appendTag(f.tag), 200, "OK"), clientUpdate, nil))
 		return nil
 	}
-	if m.kind != clientLogin || c.name() != "" {
+	if m.kind != clientLogin || c.client != "" {
 		return fmt.Errorf("unexpected ClientCtrl message %d", m.kind)
 	}
 	l, err := c.parseLogin(f, m)
@@ -46,7 +46,7 @@ func (c *conn) clientCtrl(f frame) error {
 	if c.forgotten {
 		return errDropped
 	}
-	c.client, c.user = l.Client, l.User
+	c.client = l.Client
 	s.counters.Logins++
 	c.queue(appendClientCtrl(nil, appendResponse(appendTag(f.tag), 200, "OK"), clientLogin, c.loginParams()))
 	return nil
@@ -60,10 +60,11 @@ type login struct {
 
 // Login describes a client that asks to be let in, for Hooks.OnLogin.
 type Login struct {
-	Client, User, VPN string
-	Scheme            string // basic, client certificate, kerberos, oauth2
-	Description       string
-	Platform          string
+	Client, VPN string
+	User        string // of a client certificate, its common name, unless the client gives one
+	Scheme      string // basic, client certificate, kerberos, oauth2
+	Description string
+	Platform    string
 }
 
 func (c *conn) parseLogin(f frame, m clientCtrl) (login, error) {
@@ -90,6 +91,9 @@ func (c *conn) parseLogin(f frame, m clientCtrl) (login, error) {
 		return login{}, fmt.Errorf("login: %w", err)
 	}
 	l.token = textOf(findParam(extended, extAccessToken))
+	if cert := c.certificate(); cert != nil && l.User == "" {
+		l.User = cert.Subject.CommonName
+	}
 	if l.Client == "" {
 		l.Client = "client of " + c.nc.RemoteAddr().String()
 	}

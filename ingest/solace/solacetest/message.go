@@ -77,7 +77,8 @@ type deliveryHeader struct {
 	flow              uint32
 	id, previous      uint64
 	spoolID, uniqueID uint64
-	earlier           int // deliveries before this one
+	earlier           int  // deliveries before this one
+	anonymous         bool // without a replication group message id
 }
 
 // appendDelivery encodes the message as sent to a consumer.
@@ -93,8 +94,10 @@ func (m *message) appendDelivery(dst []byte, d deliveryHeader) []byte {
 	}
 	extended := make([]byte, 0, len(m.extended)+30)
 	extended = append(extended, m.extended...)
-	extended = appendExtended64(extended, extSpoolID, d.spoolID)
-	extended = appendExtended64(extended, extUniqueID, d.uniqueID)
+	if !d.anonymous {
+		extended = appendExtended64(extended, extSpoolID, d.spoolID)
+		extended = appendExtended64(extended, extUniqueID, d.uniqueID)
+	}
 	if d.earlier > 0 {
 		extended = appendExtended32(extended, extRedelivered, uint32(min(d.earlier, math.MaxInt32)))
 	}
@@ -108,10 +111,11 @@ func (m *message) appendDelivery(dst []byte, d deliveryHeader) []byte {
 }
 
 // Message is what a test publishes without a client. It is encoded as the real client does. At most one of the payloads
-// Text and Bytes may be set; XML may stand beside either, as a second payload.
+// Text, Bytes and Map may be set; XML may stand beside any, as a second payload.
 type Message struct {
 	Text  *string
 	Bytes []byte
+	Map   map[string]any // structured data, which is neither text nor bytes; values as in Properties
 	XML   []byte
 	// Properties are the user properties. Values are string, bool, int, int64, float64, []byte or nil.
 	Properties map[string]any
@@ -131,9 +135,6 @@ type Message struct {
 
 // frame encodes the message as a guaranteed one to a topic.
 func (m Message) frame(topic string) (frame, error) {
-	if m.Text != nil && m.Bytes != nil {
-		return frame{}, errors.New("message with a text and bytes")
-	}
 	f := frame{word: wordADF | smfVersion<<24 | protoMessage<<16 | ttlMessage}
 	if m.DMQEligible {
 		f.word |= wordDMQ
@@ -142,10 +143,9 @@ func (m Message) frame(topic string) (frame, error) {
 	if m.Priority != nil {
 		f.params = append(f.params, param{ignoreUnknown, headPriority, []byte{*m.Priority}})
 	}
-	kind := byte(preambleBinary)
-	attachment := m.Bytes
-	if m.Text != nil {
-		kind, attachment = preambleText, appendContainer(nil, sdtString, append([]byte(*m.Text), 0))
+	kind, attachment, err := m.attachment()
+	if err != nil {
+		return frame{}, err
 	}
 	metadata, err := m.metadata(kind)
 	if err != nil {
@@ -165,6 +165,32 @@ func (m Message) frame(topic string) (frame, error) {
 		f.params = append(f.params, param{discardUnknown, headSummary, summary})
 	}
 	return f, nil
+}
+
+// attachment encodes the payload and says what it is.
+func (m Message) attachment() (kind byte, encoded []byte, err error) {
+	given := 0
+	kind = preambleBinary
+	if m.Bytes != nil {
+		given++
+		encoded = m.Bytes
+	}
+	if m.Text != nil {
+		given++
+		kind, encoded = preambleText, appendContainer(nil, sdtString, append([]byte(*m.Text), 0))
+	}
+	if m.Map != nil {
+		given++
+		values, err := sortedMap(m.Map)
+		if err != nil {
+			return 0, nil, fmt.Errorf("map: %w", err)
+		}
+		kind, encoded = preambleMap, appendSDT(nil, values)
+	}
+	if given > 1 {
+		return 0, nil, errors.New("message has more than one of text, bytes and map")
+	}
+	return kind, encoded, nil
 }
 
 // metadata encodes the binary metadata block; kind says what the attachment is.

@@ -18,7 +18,7 @@ func (c *conn) publish(f frame) error {
 		return err
 	}
 	direct := !f.isADF()
-	verdict := c.server.onPublish(Publication{Client: c.name(), Topic: m.topic, Direct: direct, ApplicationMessageID: m.info.applicationID})
+	verdict := c.server.onPublish(Publication{Client: c.client, Topic: m.topic, Direct: direct, ApplicationMessageID: m.info.applicationID})
 	if errors.Is(verdict, ErrDrop) {
 		return errDropped
 	}

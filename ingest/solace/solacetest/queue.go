@@ -66,7 +66,8 @@ type QueueCounters struct {
 	Failed      int64 `json:"failed"`      // acknowledged as failed and so delivered again
 	Rejected    int64 `json:"rejected"`    // acknowledged as rejected and so buried
 	Moved       int64 `json:"moved"`       // to the dead message queue
-	Discarded   int64 `json:"discarded"`   // buried without a dead message queue
+	Discarded   int64 `json:"discarded"`   // buried without a dead message queue, or cleared by a replay
+	Replayed    int64 `json:"replayed"`    // put on the queue once more
 }
 
 func newQueue(s *spool, cfg Queue) *queue {

@@ -65,10 +65,14 @@ type Config struct {
 	AccessTokens []string
 	Queues       []Queue
 	// Mate is the other broker of a redundant pair. The new one shares its queues and refuses connections until FailOver;
-	// Queues and MaxBytes must be unset.
+	// Queues, MaxBytes and ReplayLog must be unset.
 	Mate *Server
+	// ReplayLog keeps the messages of all queues after they are gone, for Replay, as far as half of MaxBytes lets it.
+	ReplayLog bool
 	// NoPromotion discards direct messages that match a queue's subscription, instead of spooling them.
 	NoPromotion bool
+	// WithoutGroupIDs sends no replication group message ids, as brokers did before they had them.
+	WithoutGroupIDs bool
 	// MaxBytes bounds all stored messages together, default 512 MiB; beyond it publishing is refused.
 	MaxBytes int64
 	// MaxMessageBytes bounds one message, default 10,000,000 as in the broker.

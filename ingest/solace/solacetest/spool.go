@@ -22,6 +22,7 @@ type spool struct {
 	held     int64 // bytes of messages on queues
 	maxBytes int64
 
+	log            *replayLog            // nil without Config.ReplayLog
 	publishers     map[string]*publisher // by flow name, so that one that comes back goes on where it was
 	publisherNames []string              // oldest first
 	violations     []string
@@ -37,7 +38,7 @@ const (
 // join makes the spool, or takes the mate's.
 func (s *Server) join(mate *Server) error {
 	if mate != nil {
-		if s.cfg.Queues != nil || s.cfg.MaxBytes != 0 {
+		if s.cfg.Queues != nil || s.cfg.MaxBytes != 0 || s.cfg.ReplayLog {
 			return fmt.Errorf("queues and limits of a pair belong to its first broker, %s", mate.Addr())
 		}
 		mate.mu.Lock()
@@ -55,6 +56,9 @@ func (s *Server) join(mate *Server) error {
 	}
 	if s.maxBytes == 0 {
 		s.maxBytes = defaultMaxBytes
+	}
+	if s.cfg.ReplayLog {
+		s.log = &replayLog{maxBytes: s.maxBytes / 2}
 	}
 	for _, q := range s.cfg.Queues {
 		if err := s.addQueue(q); err != nil {
@@ -96,6 +100,9 @@ func (s *spool) put(q *queue, m *message) {
 	q.counters.Spooled++
 	q.onQueue++
 	q.fresh = append(q.fresh, &entry{id: s.lastID, message: m, queue: q})
+	if s.log != nil {
+		s.log.add(q.Name, s.lastID, m)
+	}
 }
 
 // hasRoom says whether n copies of a message fit in.
