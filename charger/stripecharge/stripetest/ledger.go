@@ -72,6 +72,16 @@ func (s *Server) Refund(chargeID string) bool {
 	return s.touch(chargeID, ChargeRefunded, func(o *charge) { o.refunded = true })
 }
 
+// RefundPart gives part of a charge back; false when there is no such successful charge, or less is left of it.
+func (s *Server) RefundPart(chargeID string, amount int64) bool {
+	fits := false
+	return s.touch(chargeID, ChargeRefunded, func(o *charge) {
+		if fits = amount > 0 && o.returned+amount < o.amount && !o.refunded; fits {
+			o.returned += amount
+		}
+	}) && fits
+}
+
 // Dispute marks a charge disputed, as the cardholder's bank would; false when there is no such successful charge.
 func (s *Server) Dispute(chargeID string) bool {
 	return s.touch(chargeID, ChargeDisputed, func(o *charge) { o.disputed = true })

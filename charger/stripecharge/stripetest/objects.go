@@ -33,6 +33,7 @@ type charge struct {
 	status        string
 	captured      bool
 	refunded      bool
+	returned      int64 // what was given back of a charge that is not refunded in full
 	disputed      bool
 	failure       *cardFailure
 	metadata      map[string]string
@@ -165,6 +166,7 @@ func (s *Server) chargeView(b *book, c *charge, expand []string) chargeView {
 		v.AmountCaptured = c.amount
 		v.BalanceTransaction = "txn_" + strings.TrimPrefix(c.id, "ch_")
 	}
+	v.AmountRefunded = c.returned
 	if c.refunded {
 		v.AmountRefunded = c.amount
 	}
