@@ -173,12 +173,15 @@ func TestTermsCorrectedBeforeTheClaimRefuseIt(t *testing.T) {
 	changes := map[string]string{
 		"amount":     "amount_cents = 7, reserved_cents = 7",
 		"customer":   "stripe_customer_id = 'cus_other'",
-		"generation": "key_generation = 2",
+		"generation": "status = 'pending', status_reason = 'queued', key_generation = 2", // from parked, as a person would
 	}
 	for name, change := range changes {
 		intent := f.intent(t, owed{})
 		f.dispatch(t, run, intent)
 		seen := f.createClaim(t, intent)
+		if name == "generation" {
+			mustExec(t, f, "UPDATE billing.intents SET status = 'parked', status_reason = 'mismatch' WHERE id = $1", intent)
+		}
 		mustExec(t, f, "UPDATE billing.intents SET "+change+" WHERE id = $1", intent)
 		_, err := f.q.IntentClaim(t.Context(), f, seen)
 		require.Error(t, err, name)

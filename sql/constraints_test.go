@@ -153,6 +153,10 @@ func impossibleIntents() []impossibleRow {
 
 func impossibleMoves() []impossibleRow {
 	set := func(id, what string) string { return "UPDATE billing.intents SET " + what + " WHERE id = " + id }
+	open := func(id string) string {
+		return "UPDATE billing.charge_requests SET object_id = 'pi_open' WHERE intent_id = " + id + ";"
+	}
+	const next = "status = 'pending', status_reason = 'queued', key_generation = 2, reserved_cents = NULL"
 	return []impossibleRow{
 		{"intents_moves", set("{PENDING}", "status = 'card_declined', status_reason = 'card_declined'")},
 		{"intents_moves", set("{CHARGED}", "status = 'parked', status_reason = 'mismatch'")},
@@ -173,6 +177,16 @@ func impossibleMoves() []impossibleRow {
 		{"intents_terms", set("{PARKED}", "currency = 'eur'")},
 		{"intents_unresolved_attempt", `UPDATE billing.charge_attempts SET resolved_at = NULL, resolution = NULL WHERE intent_id = {PARKED};
 			UPDATE billing.intents SET key_generation = 2, amount_cents = 5, reserved_cents = 5 WHERE id = {PARKED}`},
+		// Nothing ends, and nothing begins anew, over an object that can still be paid.
+		{"intents_open_object", open("{PARKED}") + set("{PARKED}", "status = 'voided', status_reason = 'by_operator', reserved_cents = NULL")},
+		{"intents_open_object", open("{PARKED}") + set("{PARKED}", next)},
+		// The next generation begins an intent that stood still, and only after what Stripe has definitively refused.
+		{"intents_generation", set("{PENDING}", "key_generation = 2")},
+		{"intents_generation", set("{PARKED}", "key_generation = 2")},
+		{"intents_generation", set("{CARD_DECLINED}", "status = 'pending', status_reason = 'queued', key_generation = 3")},
+		{"intents_generation", "UPDATE billing.charge_attempts SET result = 'denied', http_status = 402 WHERE intent_id = {PARKED};" + set("{PARKED}", next)},
+		{"intents_generation", "UPDATE billing.charge_attempts SET result = 'unknown' WHERE intent_id = {PARKED};" + set("{PARKED}", next)},
+		{"intents_generation", "UPDATE billing.charge_attempts SET http_status = 400, request_id = NULL WHERE intent_id = {PARKED};" + set("{PARKED}", next)},
 	}
 }
 
@@ -260,6 +274,7 @@ func impossibleRest() []impossibleRow {
 		{"vault_keys_one_living_per_run", key("{RUN}", "issuing")},
 		{"vault_keys_active_is_complete", "UPDATE billing.vault_keys SET state = 'active', issued_at = now(), encryption_key_id = 'k'"},
 		{"operator_actions_actor_given", action("'', 'void', NULL, NULL")},
+		{"operator_actions_reason_given", action("'a', 'intent_void', NULL, NULL")},
 		{"operator_actions_run_id_fkey", action("'a', 'void', -1, NULL")},
 		{"operator_actions_intent_id_fkey", action("'a', 'void', NULL, -1")},
 		{"charging_switch_one_row", "INSERT INTO billing.charging_switch (only_row) VALUES (false)"},

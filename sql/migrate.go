@@ -31,6 +31,8 @@ const (
 	RoleCharger = "chargeonce_charger"
 	RoleConsole = "chargeonce_console"
 	RoleFinance = "chargeonce_finance"
+	// RoleQuarantine may read the raw bytes of quarantined events; people have it, no program does.
+	RoleQuarantine = "chargeonce_quarantine"
 )
 
 // migrateLock is the advisory lock (of this database) that one migration at a time holds: River's migrator takes none,

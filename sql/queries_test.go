@@ -14,15 +14,18 @@ import (
 // explained as that program's role.
 func TestEveryQueryIsWithinItsRolesRights(t *testing.T) {
 	t.Parallel()
-	for file, role := range map[string]string{"charger.sql.go": sql.RoleCharger, "ingest.sql.go": sql.RoleIngest} {
-		t.Run(role, func(t *testing.T) {
+	roles := map[string]string{
+		"charger.sql.go": sql.RoleCharger, "ingest.sql.go": sql.RoleIngest, "operator.sql.go": sql.RoleCharger, "quarantine.sql.go": sql.RoleQuarantine,
+	}
+	for file, role := range roles {
+		t.Run(file, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
 			conn, err := f.db.Pool(t, role).Acquire(t.Context())
 			require.NoError(t, err)
 			defer conn.Release()
 			found := regexp.MustCompile("(?s)= `-- name: ([A-Za-z]+) :[a-z]+\n(.*?)`\n").FindAllStringSubmatch(readFile(t, "queries/"+file), -1)
-			require.Greater(t, len(found), 10)
+			require.NotEmpty(t, found)
 			for _, query := range found {
 				name := strings.ToLower(query[1])
 				prepared, err := conn.Conn().Prepare(t.Context(), name, query[2])

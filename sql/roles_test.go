@@ -19,6 +19,7 @@ func TestRolesMayDoTheirWorkAndNothingElse(t *testing.T) {
 	t.Parallel()
 	tables := map[string]rights{
 		sql.RoleIngest: ingestRights(), sql.RoleCharger: chargerRights(), sql.RoleConsole: consoleRights(), sql.RoleFinance: financeRights(),
+		sql.RoleQuarantine: quarantineRights(),
 	}
 	for role, table := range tables {
 		t.Run(role, func(t *testing.T) {
@@ -37,6 +38,9 @@ func TestRolesMayDoTheirWorkAndNothingElse(t *testing.T) {
 				_, err = tx.Exec(t.Context(), statement)
 				require.NoError(t, err, statement)
 				require.NoError(t, tx.Rollback(t.Context()))
+			}
+			if role != sql.RoleQuarantine {
+				table.forbidden = append(table.forbidden, "SELECT raw FROM billing.quarantined_events")
 			}
 			for _, statement := range append(table.forbidden, forbiddenToAll()...) {
 				_, err := pool.Exec(t.Context(), statement)
@@ -65,8 +69,7 @@ func forbiddenToAll() []string {
 		"DELETE FROM billing.intents", "DELETE FROM billing.charge_attempts", "DELETE FROM billing.charge_requests", "DELETE FROM billing.conflicts",
 		"DELETE FROM billing.runs", "DELETE FROM billing.vault_keys", "DELETE FROM billing.operator_actions", "DELETE FROM billing.quarantined_events",
 		"DELETE FROM billing.charging_switch", "DELETE FROM billing.rate_budgets", "DELETE FROM billing.namespaces", "UPDATE billing.operator_actions SET reason = ''",
-		"SELECT raw FROM billing.quarantined_events", "SELECT * FROM billing.quarantined_events",
-		"GRANT SELECT ON billing.intents TO PUBLIC; SELECT raw FROM billing.quarantined_events", "CREATE ROLE somebody",
+		"SELECT * FROM billing.quarantined_events", "GRANT SELECT ON billing.intents TO PUBLIC; SELECT * FROM billing.quarantined_events", "CREATE ROLE somebody",
 		"DELETE FROM finance.quarantine", "UPDATE finance.quarantine SET reason = ''", "SELECT billing.check_intent_terms()",
 		"DELETE FROM river.river_migration",
 	}
@@ -119,6 +122,9 @@ func chargerRights() rights {
 			"UPDATE billing.charge_attempts SET detail = 'x'", "UPDATE billing.charge_requests SET advice_code = 'x'",
 			"UPDATE billing.charging_switch SET stopped = true", "SELECT billing.take_tokens('create', 1, 1)",
 			"UPDATE billing.conflicts SET resolved_at = now(), resolution = 'kept_first', resolved_by = 'o'",
+			`INSERT INTO billing.conflicts (intent_id, amount_cents, currency, stripe_customer_id, first_source, first_position, last_source, last_position,
+				resolved_at, resolution, resolved_by) VALUES (1, 7, 'usd', 'cus_0', 'file', '1', 'file', '1', now(), 'replaced', 'o')`,
+			"SELECT raw_bytes FROM billing.quarantined_events", "SELECT billing.open_object(1), billing.generation_is_over(1, 1)",
 			"UPDATE billing.quarantined_events SET resolved_at = now(), resolution = 'gone', resolved_by = 'o'",
 			"INSERT INTO billing.vault_keys (run_id, state, label, usd_cap_cents, lease_until, expires_at) SELECT id, 'issuing', 'l', 1, now(), now() FROM billing.runs RETURNING id",
 			"INSERT INTO billing.operator_actions (actor, action) VALUES ('o', 'void')",
@@ -132,7 +138,7 @@ func chargerRights() rights {
 			"UPDATE billing.runs SET currency = 'eur'", "UPDATE billing.runs SET billing_period = '2026-09'", "UPDATE billing.runs SET opened_by = 'x'",
 			"UPDATE billing.charge_requests SET body = 'x'", "UPDATE billing.charge_requests SET idempotency_key = 'x'", "UPDATE billing.charge_requests SET first_sent_at = now()",
 			"UPDATE billing.charge_attempts SET operation = 'read'", "UPDATE billing.charge_attempts SET intent_id = 2", "UPDATE billing.charge_attempts SET started_at = now()",
-			"UPDATE billing.conflicts SET amount_cents = 5", "UPDATE billing.quarantined_events SET reason = 'x'", "INSERT INTO billing.conflicts (intent_id) VALUES (1)",
+			"UPDATE billing.conflicts SET amount_cents = 5", "UPDATE billing.quarantined_events SET reason = 'x'", "INSERT INTO billing.conflicts (created_at) VALUES (now())",
 			"INSERT INTO billing.quarantined_events (namespace) VALUES ('usage')", "UPDATE billing.namespaces SET many_per_stripe_customer = true",
 			"INSERT INTO billing.charging_switch DEFAULT VALUES", "INSERT INTO billing.rate_budgets (kind) VALUES ('read')", "UPDATE billing.eventhub_checkpoints SET sequence_number = 0",
 			"UPDATE billing.source_counters SET intents = 0",
@@ -153,6 +159,20 @@ func consoleRights() rights {
 			"SELECT * FROM billing.intents", "UPDATE billing.intents SET status = 'voided'", intentInsert(nil), "UPDATE billing.runs SET status = 'paused'",
 			"UPDATE billing.charging_switch SET stopped = true", "INSERT INTO river.river_job (args, kind) VALUES ('{}', 'charge')", "SELECT billing.take_tokens('create', 1, 1)",
 			"UPDATE river.river_leader SET leader_id = 'x'", "DELETE FROM river.river_queue", "SELECT * FROM billing.operator_actions",
+		},
+	}
+}
+
+func quarantineRights() rights {
+	return rights{
+		allowed: []string{
+			"SELECT id, raw FROM billing.quarantined_events", "SELECT max(version_id) FROM billing.schema_migrations",
+			"INSERT INTO billing.operator_actions (actor, action, reason) VALUES ('o', 'quarantine_read', 'a producer asks')",
+		},
+		forbidden: []string{
+			"SELECT reason FROM billing.quarantined_events", "UPDATE billing.quarantined_events SET resolved_at = now(), resolution = 'x', resolved_by = 'x'",
+			"SELECT id FROM billing.intents", "SELECT id FROM billing.runs", "SELECT * FROM billing.vault_keys", "SELECT * FROM billing.conflicts", "SELECT * FROM billing.operator_actions",
+			"SELECT * FROM finance.intents", "SELECT * FROM river.river_job", intentInsert(nil), "SELECT billing.open_object(1)",
 		},
 	}
 }
@@ -202,7 +222,7 @@ func TestPublicHasNothing(t *testing.T) {
 func TestRolesCannotLogInOrRule(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	for _, role := range []string{sql.RoleIngest, sql.RoleCharger, sql.RoleConsole, sql.RoleFinance} {
+	for _, role := range []string{sql.RoleIngest, sql.RoleCharger, sql.RoleConsole, sql.RoleFinance, sql.RoleQuarantine} {
 		require.Equal(t, int64(1), count(t, f, `SELECT count(*) FROM pg_roles WHERE rolname = $1 AND NOT rolcanlogin AND NOT rolsuper
 			AND NOT rolcreaterole AND NOT rolcreatedb AND NOT rolbypassrls AND NOT rolreplication`, role), role)
 		require.Zero(t, count(t, f, "SELECT count(*) FROM pg_auth_members WHERE member = $1::text::regrole", role), "%s is a member of nothing", role)

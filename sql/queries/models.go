@@ -237,6 +237,7 @@ type BillingQuarantinedEvent struct {
 	ResolvedBy    *string    `json:"resolved_by"`
 	Resolution    *string    `json:"resolution"`
 	FirstDetail   []byte     `json:"first_detail"`
+	RawBytes      int32      `json:"raw_bytes"`
 }
 
 type BillingRateBudget struct {
