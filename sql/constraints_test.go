@@ -60,13 +60,14 @@ func (f *fixture) addRowsForConstraints(t *testing.T, run, pending int64) {
 	mustExec(t, f, `INSERT INTO billing.eventhub_ownership VALUES ('ns', 'hub', '$default', '0', 'me')`)
 	mustExec(t, f, `INSERT INTO billing.eventhub_checkpoints VALUES ('ns', 'hub', '$default', '0', now(), 1, '1')`)
 	mustExec(t, f, `INSERT INTO billing.source_counters VALUES ('usage', 'file', '0')`)
+	addReconciliation(t, f, run)
 }
 
 type impossibleRow struct{ constraint, statement string }
 
 // impossibleRows names rows of the test by {STATUS} and {RUN}.
 func impossibleRows() []impossibleRow {
-	return slices.Concat(impossibleRuns(), impossibleIntents(), impossibleMoves(), impossibleRequests(), impossibleRest())
+	return slices.Concat(impossibleRuns(), impossibleIntents(), impossibleMoves(), impossibleRequests(), impossibleReconciliations(), impossibleRest())
 }
 
 func impossibleRuns() []impossibleRow {

@@ -15,7 +15,8 @@ import (
 func TestEveryQueryIsWithinItsRolesRights(t *testing.T) {
 	t.Parallel()
 	roles := map[string]string{
-		"charger.sql.go": sql.RoleCharger, "ingest.sql.go": sql.RoleIngest, "operator.sql.go": sql.RoleCharger, "quarantine.sql.go": sql.RoleQuarantine,
+		"charger.sql.go": sql.RoleCharger, "ingest.sql.go": sql.RoleIngest, "operator.sql.go": sql.RoleCharger, "reconcile.sql.go": sql.RoleCharger,
+		"quarantine.sql.go": sql.RoleQuarantine,
 	}
 	for file, role := range roles {
 		t.Run(file, func(t *testing.T) {

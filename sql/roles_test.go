@@ -68,6 +68,8 @@ func forbiddenToAll() []string {
 		"DELETE FROM billing.schema_migrations", "INSERT INTO billing.schema_migrations (version_id, is_applied) VALUES (9, true)",
 		"DELETE FROM billing.intents", "DELETE FROM billing.charge_attempts", "DELETE FROM billing.charge_requests", "DELETE FROM billing.conflicts",
 		"DELETE FROM billing.runs", "DELETE FROM billing.vault_keys", "DELETE FROM billing.operator_actions", "DELETE FROM billing.quarantined_events",
+		"DELETE FROM billing.reconciliations", "UPDATE billing.reconciliations SET run_id = 1", "UPDATE billing.reconciliations SET started_at = now()",
+		"UPDATE billing.reconciliation_payments SET amount_cents = 1", "TRUNCATE billing.reconciliation_payments",
 		"DELETE FROM billing.charging_switch", "DELETE FROM billing.rate_budgets", "DELETE FROM billing.namespaces", "UPDATE billing.operator_actions SET reason = ''",
 		"SELECT * FROM billing.quarantined_events", "GRANT SELECT ON billing.intents TO PUBLIC; SELECT * FROM billing.quarantined_events", "CREATE ROLE somebody",
 		"DELETE FROM finance.quarantine", "UPDATE finance.quarantine SET reason = ''", "SELECT billing.check_intent_terms()",
@@ -101,7 +103,7 @@ func ingestRights() rights {
 			intentInsert(map[string]string{"reserved_cents": "100"}), intentInsert(map[string]string{"river_job_id": "1"}),
 			intentInsert(map[string]string{"key_generation": "2"}), intentInsert(map[string]string{"created_at": "now()"}),
 			"SELECT status FROM billing.intents", "SELECT charge_id FROM billing.intents", "SELECT * FROM billing.intents FOR UPDATE",
-			"SELECT * FROM billing.vault_keys", "SELECT * FROM billing.runs", "SELECT * FROM billing.charge_requests", "SELECT * FROM billing.charge_attempts",
+			"SELECT * FROM billing.vault_keys", "SELECT * FROM billing.reconciliations", "SELECT * FROM billing.runs", "SELECT * FROM billing.charge_requests", "SELECT * FROM billing.charge_attempts",
 			"UPDATE billing.conflicts SET resolved_at = NULL", "UPDATE billing.conflicts SET amount_cents = 1", "UPDATE billing.quarantined_events SET raw = ''",
 			"UPDATE billing.namespaces SET period_format = 'day'", "UPDATE billing.charging_switch SET stopped = false", "SELECT billing.take_tokens('create', 1, 1)",
 			"INSERT INTO river.river_job (args, kind) VALUES ('{}', 'charge')", "SELECT * FROM river.river_job", "SELECT * FROM finance.intents",
@@ -128,6 +130,9 @@ func chargerRights() rights {
 			"UPDATE billing.quarantined_events SET resolved_at = now(), resolution = 'gone', resolved_by = 'o'",
 			"INSERT INTO billing.vault_keys (run_id, state, label, usd_cap_cents, lease_until, expires_at) SELECT id, 'issuing', 'l', 1, now(), now() FROM billing.runs RETURNING id",
 			"INSERT INTO billing.operator_actions (actor, action) VALUES ('o', 'void')",
+			"INSERT INTO billing.reconciliations (run_id, actor, installation, worker, lease_until, listed_from) SELECT id, 'o', 'i', 'w', now(), now() FROM billing.runs RETURNING id",
+			"UPDATE billing.reconciliations SET finished_at = now(), outcome = 'clean', result = '{}'", "DELETE FROM billing.reconciliation_payments",
+			"UPDATE billing.reconciliation_payments SET intent_id = 1",
 			"INSERT INTO river.river_job (args, kind) VALUES ('{}', 'charge') RETURNING id", "UPDATE river.river_job SET priority = 2", "DELETE FROM river.river_job",
 			"INSERT INTO river.river_queue (name, updated_at) VALUES ('q', now())", "DELETE FROM river.river_queue", "DELETE FROM river.river_leader",
 			"SELECT * FROM river.river_migration", "SELECT max(version_id) FROM billing.schema_migrations",
@@ -149,7 +154,7 @@ func chargerRights() rights {
 func consoleRights() rights {
 	return rights{
 		allowed: []string{
-			"SELECT * FROM billing.runs", "SELECT * FROM billing.charging_switch", "SELECT * FROM billing.source_counters", "SELECT * FROM finance.intents",
+			"SELECT * FROM billing.runs", "SELECT * FROM billing.charging_switch", "SELECT * FROM billing.source_counters", "SELECT * FROM billing.reconciliations", "SELECT * FROM finance.intents",
 			"SELECT * FROM finance.period_summary", "SELECT * FROM finance.run_status", "SELECT * FROM finance.conflicts", "SELECT * FROM finance.quarantine",
 			"SELECT * FROM river.river_job", "UPDATE river.river_job SET priority = 2", "DELETE FROM river.river_job", "UPDATE river.river_queue SET paused_at = now()",
 			"SELECT * FROM river.river_leader", "SELECT max(version_id) FROM billing.schema_migrations", "INSERT INTO billing.operator_actions (actor, action) VALUES ('o', 'pause')",
@@ -158,6 +163,7 @@ func consoleRights() rights {
 			"SELECT ciphertext FROM billing.vault_keys", "SELECT id FROM billing.vault_keys", "SELECT body FROM billing.charge_requests", "SELECT * FROM billing.charge_attempts",
 			"SELECT * FROM billing.intents", "UPDATE billing.intents SET status = 'voided'", intentInsert(nil), "UPDATE billing.runs SET status = 'paused'",
 			"UPDATE billing.charging_switch SET stopped = true", "INSERT INTO river.river_job (args, kind) VALUES ('{}', 'charge')", "SELECT billing.take_tokens('create', 1, 1)",
+			"SELECT * FROM billing.reconciliation_payments", "UPDATE billing.reconciliations SET outcome = 'clean'",
 			"UPDATE river.river_leader SET leader_id = 'x'", "DELETE FROM river.river_queue", "SELECT * FROM billing.operator_actions",
 		},
 	}
@@ -186,7 +192,8 @@ func financeRights() rights {
 		forbidden: []string{
 			"SELECT * FROM billing.intents", "SELECT id FROM billing.runs", "SELECT * FROM billing.vault_keys", "SELECT * FROM billing.charge_requests",
 			"SELECT * FROM billing.charge_attempts", "SELECT * FROM billing.conflicts", "SELECT * FROM billing.source_counters", "SELECT * FROM billing.schema_migrations",
-			"SELECT * FROM billing.operator_actions", "SELECT * FROM river.river_job", "SELECT * FROM river.river_migration", "SELECT billing.take_tokens('create', 1, 1)",
+			"SELECT * FROM billing.operator_actions", "SELECT * FROM billing.reconciliations", "SELECT * FROM billing.reconciliation_payments",
+			"SELECT * FROM river.river_job", "SELECT * FROM river.river_migration", "SELECT billing.take_tokens('create', 1, 1)",
 			intentInsert(nil), "UPDATE billing.intents SET amount_cents = 1", "INSERT INTO river.river_job (args, kind) VALUES ('{}', 'charge')",
 		},
 	}

@@ -248,6 +248,48 @@ type BillingRateBudget struct {
 	PercentAt time.Time `json:"percent_at"`
 }
 
+type BillingReconciliation struct {
+	ID            int64      `json:"id"`
+	RunID         int64      `json:"run_id"`
+	Actor         string     `json:"actor"`
+	Installation  string     `json:"installation"`
+	Worker        string     `json:"worker"`
+	ClaimNumber   int32      `json:"claim_number"`
+	LeaseUntil    time.Time  `json:"lease_until"`
+	StartedAt     time.Time  `json:"started_at"`
+	ListedFrom    time.Time  `json:"listed_from"`
+	Stage         string     `json:"stage"`
+	ListCursor    string     `json:"list_cursor"`
+	Listed        []byte     `json:"listed"`
+	FinishedAt    *time.Time `json:"finished_at"`
+	Outcome       *string    `json:"outcome"`
+	FindingCounts []byte     `json:"finding_counts"`
+	Result        []byte     `json:"result"`
+}
+
+type BillingReconciliationPayment struct {
+	ReconciliationID int64     `json:"reconciliation_id"`
+	ObjectID         string    `json:"object_id"`
+	ChargeID         string    `json:"charge_id"`
+	PaymentIntentID  string    `json:"payment_intent_id"`
+	Status           string    `json:"status"`
+	Captured         bool      `json:"captured"`
+	Customer         string    `json:"customer"`
+	AmountCents      int64     `json:"amount_cents"`
+	RefundedCents    int64     `json:"refunded_cents"`
+	Refunded         bool      `json:"refunded"`
+	Disputed         bool      `json:"disputed"`
+	Currency         string    `json:"currency"`
+	CreatedAt        time.Time `json:"created_at"`
+	IntentKey        string    `json:"intent_key"`
+	ChargeIntentKey  string    `json:"charge_intent_key"`
+	KeyGeneration    string    `json:"key_generation"`
+	Namespace        string    `json:"namespace"`
+	BillingPeriod    string    `json:"billing_period"`
+	CustomerID       string    `json:"customer_id"`
+	IntentID         *int64    `json:"intent_id"`
+}
+
 type BillingRun struct {
 	ID                 int64      `json:"id"`
 	Namespace          string     `json:"namespace"`
