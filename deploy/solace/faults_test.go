@@ -141,13 +141,23 @@ func TestARefusalIsPrintedAndEndsTheRun(t *testing.T) {
 			require.Contains(t, r.stderr, test.want)
 			require.NotContains(t, b.state(), "queues/billing%2Fevents%20q1")
 			require.NotContains(t, r.stdout, "0 changed")
-
-			// The next run carries on from there.
-			b.meddle(nil)
-			setUp(t, b, nil)
-			require.Contains(t, b.state(), "queues/billing%2Fevents%20q1/subscriptions/billing%2Fevents%2F%3E")
 		})
 	}
+}
+
+func TestTheNextRunCarriesOnWhereOneBrokeOff(t *testing.T) {
+	t.Parallel()
+	b := startBroker(t)
+	b.meddle(func(_ http.ResponseWriter, r *http.Request, address string) bool {
+		if r.Method == http.MethodPost && address == "/queues/billing%2Fevents%20q1/subscriptions" {
+			panic(http.ErrAbortHandler)
+		}
+		return false
+	})
+	require.Equal(t, 1, run(t, b, nil).code)
+	b.meddle(nil)
+	require.Contains(t, setUp(t, b, nil).stdout, "1 created, 0 changed, 9 unchanged")
+	require.Contains(t, b.state(), "queues/billing%2Fevents%20q1/subscriptions/billing%2Fevents%2F%3E")
 }
 
 func TestABrokerThatIsNotThereIsNamed(t *testing.T) {
