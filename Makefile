@@ -9,6 +9,10 @@ PROGRAMS = ./sql/cmd/migrate ./ingest/cmd/ingest-eventhubs ./charger/cmd/charger
 SQLC          = github.com/sqlc-dev/sqlc/cmd/sqlc@v1.31.1
 GOLANGCI_LINT = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
+# Azurite stands in for Azure Blob Storage in tests; the tests look for it there.
+AZURITE         = .cache/azurite/node_modules
+AZURITE_VERSION = 3.37.0
+
 # The race detector needs a C compiler; without one the tests run all the same, and say so.
 RACE := $(if $(shell command -v $(CC) 2>/dev/null),-race,)
 
@@ -32,7 +36,13 @@ demo: build ## Run the main job here: a billing run from Event Hubs to Stripe, o
 test: ## Run all tests, with the race detector where there is a C compiler; they start the Postgres they need.
 	@test -n "$(RACE)" || echo "no C compiler ($(CC)): the tests run without the race detector"
 	@command -v "$${CHROME_PATH:-chromium}" >/dev/null || echo "no Chromium: the tests in a browser are left out (apt-get install chromium)"
+	@command -v "$${AZURITE_PATH:-azurite-blob}" >/dev/null || test -x $(AZURITE)/.bin/azurite-blob || echo "no Azurite: the tests of checkpoints in Blob Storage are left out (make azurite)"
 	$(GO) test $(RACE) -timeout 20m $(TEST_FLAGS) ./...
+
+.PHONY: azurite
+azurite: ## Install Azurite, for the tests of checkpoints in Blob Storage; it needs nodejs and npm.
+	@grep -qs '"version": "$(AZURITE_VERSION)"' $(AZURITE)/azurite/package.json || \
+		npm install --prefix .cache/azurite --no-save --no-audit --no-fund --loglevel error azurite@$(AZURITE_VERSION)
 
 .PHONY: lint
 lint: ## Check style, layering and formatting.
