@@ -13,23 +13,25 @@ import (
 
 	"chargeonce/ingest"
 	"chargeonce/ingest/eventhubs"
+	"chargeonce/ingest/eventhubs/azuritetest"
 	"chargeonce/ingest/sourcetest"
 )
 
-func TestConformance(t *testing.T) {
+func TestConformancePostgres(t *testing.T) {
 	t.Parallel()
 	sourcetest.Run(t, eventhubs.SourceName, func(t *testing.T) sourcetest.Broker {
 		t.Helper()
-		b := &bundle{logs: &logBuffer{}}
-		b.startHub(t, 3)
-		producer, err := azeventhubs.NewProducerClientFromConnectionString(b.hub.ConnectionString(hubName), "", nil)
-		require.NoError(t, err)
-		t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Second)
-			defer cancel()
-			_ = producer.Close(ctx)
-		})
-		return &broker{bundle: b, producer: producer}
+		return newBroker(t, nil)
+	})
+}
+
+func TestConformanceBlob(t *testing.T) {
+	t.Parallel()
+	azuritetest.Start(t) // says once, and not for every part, that it is missing
+	sourcetest.Run(t, eventhubs.SourceName, func(t *testing.T) sourcetest.Broker {
+		t.Helper()
+		storage := azuritetest.Start(t)
+		return newBroker(t, &eventhubs.BlobConfig{ConnectionString: storage.ConnectionString, Container: storage.Container})
 	})
 }
 
@@ -37,7 +39,22 @@ func TestConformance(t *testing.T) {
 type broker struct {
 	*bundle
 	producer *azeventhubs.ProducerClient
+	blob     *eventhubs.BlobConfig
 	turn     int
+}
+
+func newBroker(t *testing.T, blob *eventhubs.BlobConfig) *broker {
+	t.Helper()
+	b := &bundle{logs: &logBuffer{}}
+	b.startHub(t, 3)
+	producer, err := azeventhubs.NewProducerClientFromConnectionString(b.hub.ConnectionString(hubName), "", nil)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Second)
+		defer cancel()
+		_ = producer.Close(ctx)
+	})
+	return &broker{bundle: b, producer: producer, blob: blob}
 }
 
 func (b *broker) Publish(t *testing.T, bodies ...string) {
@@ -56,7 +73,7 @@ func (b *broker) Publish(t *testing.T, bodies ...string) {
 	}
 }
 
-// Redeliver loses the checkpoints.
+// Redeliver loses the checkpoints. Those in Blob Storage may stand: without a record in the database they do not count.
 func (b *broker) Redeliver(t *testing.T, owner *pgxpool.Pool) {
 	t.Helper()
 	_, err := owner.Exec(t.Context(), "DELETE FROM billing.eventhub_checkpoints")
@@ -65,7 +82,7 @@ func (b *broker) Redeliver(t *testing.T, owner *pgxpool.Pool) {
 
 func (b *broker) RunSource(ctx context.Context, recorder *ingest.Recorder, pool *pgxpool.Pool, logger *slog.Logger) error {
 	cfg := b.quick()
-	cfg.StopGrace = time.Second
+	cfg.StopGrace, cfg.Blob = time.Second, b.blob
 	s, err := eventhubs.New(cfg, recorder, pool, nil, logger)
 	if err != nil {
 		return err

@@ -19,6 +19,9 @@ type Metrics struct {
 	expired    prometheus.Counter
 	anew       prometheus.Counter
 	unmoved    prometheus.Counter
+	// Of checkpoints in Blob Storage:
+	unconfirmed prometheus.Counter
+	unwritten   prometheus.Counter
 }
 
 // NewMetrics registers the metrics; a nil registry keeps them to themselves.
@@ -35,15 +38,19 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 		owned:      prometheus.NewGauge(prometheus.GaugeOpts{Name: "ingest_eventhub_owned_partitions", Help: "Partitions that this process owns."}),
 		restarts:   counter("ingest_eventhub_restarts_total", "Processors of the SDK that ended or hung and were replaced."),
 		lost:       counter("ingest_eventhub_partitions_lost_total", "Partitions that another reader took over; normal while readers come and go."),
-		strangers:  counter("ingest_eventhub_strangers_total", "Partitions taken by a reader outside this database: it uses the same consumer group."),
+		strangers:  counter("ingest_eventhub_strangers_total", "Partitions taken by a reader outside this checkpoint store: it uses the same consumer group."),
 		gaps:       counter("ingest_eventhub_gaps_total", "Gaps in what was received, which were read again one by one."),
 		unreadable: counter("ingest_eventhub_unreadable_events_total", "Sequence numbers that could not be read and were quarantined."),
 		expired:    counter("ingest_eventhub_expired_events_total", "Events that retention removed before they were read."),
 		anew:       counter("ingest_eventhub_restarted_partitions_total", "Partitions read from the beginning because their checkpoint did not fit the hub."),
 		unmoved:    counter("ingest_eventhub_unmoved_checkpoints_total", "Batches committed whose checkpoint did not move although it should have."),
+
+		unconfirmed: counter("ingest_eventhub_unconfirmed_checkpoints_total", "Checkpoints in Blob Storage that were ahead of what this database has recorded and were not used."),
+		unwritten:   counter("ingest_eventhub_checkpoint_write_failures_total", "Writes of checkpoints to Blob Storage that failed; each is repeated, or superseded by a later one."),
 	}
 	if registry != nil {
-		registry.MustRegister(m.lag, m.progress, m.owned, m.restarts, m.lost, m.strangers, m.gaps, m.unreadable, m.expired, m.anew, m.unmoved)
+		registry.MustRegister(m.lag, m.progress, m.owned, m.restarts, m.lost, m.strangers, m.gaps, m.unreadable, m.expired, m.anew, m.unmoved,
+			m.unconfirmed, m.unwritten)
 	}
 	return m
 }

@@ -13,10 +13,11 @@ import (
 
 // What a Probe can find wrong.
 var (
-	ErrUnreachable  = errors.New("the event hubs namespace cannot be reached")
-	ErrUnauthorized = errors.New("the event hubs namespace refuses the key")
-	ErrUnknownHub   = errors.New("the event hub does not exist")
-	ErrUnknownGroup = errors.New("the consumer group does not exist")
+	ErrUnreachable     = errors.New("the event hubs namespace cannot be reached")
+	ErrUnauthorized    = errors.New("the event hubs namespace refuses the key")
+	ErrIdentityRefused = errors.New("the event hubs namespace refuses the identity")
+	ErrUnknownHub      = errors.New("the event hub does not exist")
+	ErrUnknownGroup    = errors.New("the consumer group does not exist")
 )
 
 // Limits of a probe.
@@ -25,9 +26,32 @@ const (
 	probeGroupTimeout = 3 * time.Second
 )
 
-// Probe asks the hub once, for at most 13 s, whether Run can work. Without it a wrong name would only show as a reader that is
-// restarted again and again. It returns ErrUnreachable, ErrUnauthorized, ErrUnknownHub or ErrUnknownGroup with the reason.
+// Probe asks the hub once, and Blob Storage where checkpoints are kept in it, whether Run can work, for at most 43 s. Without it a
+// wrong name would only show as a reader that is restarted again and again. It returns ErrNoIdentity, ErrUnreachable, ErrUnauthorized,
+// ErrIdentityRefused, ErrUnknownHub, ErrUnknownGroup, ErrStorageUnreachable, ErrStorageForbidden or ErrUnknownContainer with the reason.
 func (s *Source) Probe(ctx context.Context) error {
+	if err := s.probeHub(ctx); err != nil {
+		return err
+	}
+	if s.blob == nil {
+		return nil
+	}
+	defer s.blob.closeIdle()
+	_, err := bounded(ctx, probeTimeout, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, s.blob.probe(ctx, s.key)
+	})
+	if errors.Is(err, errTooLong) {
+		return fmt.Errorf("%w: no answer within %s", ErrStorageUnreachable, probeTimeout)
+	}
+	return err
+}
+
+func (s *Source) probeHub(ctx context.Context) error {
+	if s.cfg.Namespace != "" {
+		if err := probeIdentity(ctx, s.cfg.Credential, eventHubsScope); err != nil {
+			return err
+		}
+	}
 	client, err := s.client(s.instance+"-probe", -1)
 	if err != nil {
 		return err
@@ -38,7 +62,7 @@ func (s *Source) Probe(ctx context.Context) error {
 		return client.GetEventHubProperties(ctx, nil)
 	})
 	if err != nil {
-		return judgeProbe(err, ErrUnknownHub)
+		return s.judgeProbe(err, ErrUnknownHub)
 	}
 	if len(hub.PartitionIDs) == 0 {
 		return fmt.Errorf("%w: it has no partitions", ErrUnknownHub)
@@ -69,13 +93,20 @@ func (s *Source) probeGroup(ctx context.Context, client *azeventhubs.ConsumerCli
 	case ok && amqpErr.Condition == amqp.ErrCondNotFound:
 		return fmt.Errorf("%w: %s", ErrUnknownGroup, oneLine(amqpErr.Description))
 	case ok && amqpErr.Condition == amqp.ErrCondUnauthorizedAccess:
-		return fmt.Errorf("%w: %s", ErrUnauthorized, oneLine(amqpErr.Description))
+		return fmt.Errorf("%w: %s", s.unauthorized(), oneLine(amqpErr.Description))
 	}
 	return nil
 }
 
+func (s *Source) unauthorized() error {
+	if s.cfg.Namespace != "" {
+		return ErrIdentityRefused
+	}
+	return ErrUnauthorized
+}
+
 // judgeProbe reads errors that the SDK does not classify: those of its management calls.
-func judgeProbe(err, notFound error) error {
+func (s *Source) judgeProbe(err, notFound error) error {
 	text := oneLine(err.Error())
 	amqpErr, isAMQP := errors.AsType[*amqp.Error](err)
 	known, isKnown := errors.AsType[*azeventhubs.Error](err)
@@ -84,7 +115,7 @@ func judgeProbe(err, notFound error) error {
 		return fmt.Errorf("%w: %s", notFound, text)
 	case isKnown && known.Code == azeventhubs.ErrorCodeUnauthorizedAccess,
 		isAMQP && amqpErr.Condition == amqp.ErrCondUnauthorizedAccess, strings.Contains(text, "status code 401"):
-		return fmt.Errorf("%w: %s", ErrUnauthorized, text)
+		return fmt.Errorf("%w: %s", s.unauthorized(), text)
 	case errors.Is(err, errTooLong):
 		return fmt.Errorf("%w: no answer within %s", ErrUnreachable, probeTimeout)
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -24,7 +25,10 @@ import (
 func (x *session) read(reading, recording context.Context, client *azeventhubs.ProcessorPartitionClient) {
 	r := x.newReader(client)
 	x.logger.InfoContext(reading, "reading partition", slog.String("partition", r.partition), slog.Int64("after_sequence", r.expected-1))
+	r.writer = x.startWriter(reading, r.partition)
 	err := r.run(reading, recording)
+	// Before the partition is given up or opened again: who reads on begins behind the last checkpoint.
+	r.writer.end(!errors.Is(err, errLost) && !errors.Is(err, errFellBack))
 	x.forget(r)
 	if reading.Err() != nil {
 		return // the Processor closes it: once, after the checkpoint
@@ -42,10 +46,11 @@ type reader struct {
 	*session
 	client    *azeventhubs.ProcessorPartitionClient
 	partition string
-	expected  int64 // next sequence number; -1 when unknown
-	previous  int64 // sequence number of the checkpoint that stands; -1 for none
-	singly    int64 // read one by one up to this sequence number; 0 when not
-	largest   int   // size of the largest event of late, in bytes
+	writer    *checkpointWriter // nil with Postgres
+	expected  int64             // next sequence number; -1 when unknown
+	previous  int64             // sequence number of the row that stands; -1 for none
+	singly    int64             // read one by one up to this sequence number; 0 when not
+	largest   int               // size of the largest event of late, in bytes
 	opened    time.Time
 
 	lastEnqueued atomic.Int64
@@ -58,11 +63,11 @@ func (x *session) newReader(client *azeventhubs.ProcessorPartitionClient) *reade
 	start := x.store.start(client.PartitionID())
 	r := &reader{
 		session: x, client: client, partition: client.PartitionID(),
-		expected: start.next, previous: start.checkpoint, singly: x.readSingly(client.PartitionID()),
+		expected: start.next, previous: start.recorded, singly: x.readSingly(client.PartitionID()),
 		opened: time.Now(),
 	}
 	r.lastEnqueued.Store(start.lastEnqueued)
-	r.done.Store(max(start.next-1, start.checkpoint))
+	r.done.Store(max(start.next-1, start.after))
 	r.progress.Store(time.Now().UnixNano())
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -234,13 +239,17 @@ func (r *reader) explain(ctx context.Context, err error) error {
 	r.metrics.lost.Inc()
 	ctx, cancel := context.WithTimeoutCause(ctx, r.cfg.StoreTimeout, errTooLong)
 	defer cancel()
-	owner, ownerErr := queries.New().EventHubOwnershipGet(ctx, r.pool, queries.EventHubOwnershipGetParams{
-		EventHubNamespace: r.key.namespace, EventHub: r.key.hub, ConsumerGroup: r.key.group, PartitionID: r.partition,
-	})
-	if ownerErr == nil && r.takenByStranger(r.partition, owner == r.owner, time.Since(r.opened)) {
+	// Not by way of the Store: the reader's call is no sign of life of the Processor.
+	owners, ownersErr := r.keeper.ownerships(ctx, r.key)
+	isOurs := slices.ContainsFunc(owners, func(o azeventhubs.Ownership) bool { return o.PartitionID == r.partition && o.OwnerID == r.owner })
+	if ownersErr == nil && r.takenByStranger(r.partition, isOurs, time.Since(r.opened)) {
 		r.metrics.strangers.Inc()
-		r.logger.WarnContext(ctx, "a partition was taken by a reader that does not use this database: give every deployment a consumer group of its own",
-			slog.String("partition", r.partition))
+		log := r.logger.With(slog.String("partition", r.partition))
+		if r.blob == nil {
+			log.WarnContext(ctx, "a partition was taken by a reader that does not use this database: give every deployment a consumer group of its own")
+		} else {
+			log.WarnContext(ctx, "a partition was taken by a reader that does not use this storage container: give every deployment a consumer group of its own")
+		}
 	}
 	return errLost
 }
@@ -362,6 +371,10 @@ func (r *reader) record(ctx context.Context, deliveries []ingest.Delivery, last 
 			r.logger.WarnContext(ctx, "the checkpoint did not move although nothing speaks against it",
 				slog.String("partition", r.partition), slog.Int64("checkpoint", at.Stands), slog.Int64("sequence", last.SequenceNumber))
 		}
+		if last.Offset != "" && (at.Moved || at.Stands <= r.previous) {
+			// Nobody else has moved it meanwhile. An owner of before must not take the checkpoint back behind its successor's.
+			r.writer.put(start{after: last.SequenceNumber, offset: last.Offset}.checkpoint(r.key, r.partition))
+		}
 		r.previous = at.Stands
 		if at.Moved {
 			r.previous = last.SequenceNumber
@@ -373,7 +386,7 @@ func (r *reader) record(ctx context.Context, deliveries []ingest.Delivery, last 
 func (r *reader) checkpoint(ctx context.Context, tx queries.DBTX, last *azeventhubs.ReceivedEventData) (queries.EventHubCheckpointSetRow, error) {
 	row, err := queries.New().EventHubCheckpointSet(ctx, tx, queries.EventHubCheckpointSetParams{
 		EventHubNamespace: r.key.namespace, EventHub: r.key.hub, ConsumerGroup: r.key.group, PartitionID: r.partition,
-		OwnerID: r.owner, PreviousSeq: r.previous, HubCreatedAt: r.hub.CreatedOn,
+		Unfenced: r.blob != nil, OwnerID: r.owner, PreviousSeq: r.previous, HubCreatedAt: r.hub.CreatedOn,
 		SequenceNumber: last.SequenceNumber, EventOffset: last.Offset, LastEnqueuedSeq: r.lastEnqueued.Load(),
 	})
 	if err != nil {

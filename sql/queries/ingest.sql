@@ -153,11 +153,6 @@ WHERE eventhub_namespace = @eventhub_namespace AND eventhub = @eventhub AND cons
     AND partition_id = @partition_id AND etag = @etag
 RETURNING etag;
 
--- name: EventHubOwnershipGet :one
-SELECT owner_id FROM billing.eventhub_ownership
-WHERE eventhub_namespace = @eventhub_namespace AND eventhub = @eventhub AND consumer_group = @consumer_group
-    AND partition_id = @partition_id;
-
 -- name: EventHubCheckpointList :many
 SELECT partition_id, hub_created_at, sequence_number, event_offset, last_enqueued_seq
 FROM billing.eventhub_checkpoints

@@ -319,31 +319,6 @@ func (q *Queries) EventHubLastEnqueuedSet(ctx context.Context, db DBTX, arg Even
 	return err
 }
 
-const eventHubOwnershipGet = `-- name: EventHubOwnershipGet :one
-SELECT owner_id FROM billing.eventhub_ownership
-WHERE eventhub_namespace = $1 AND eventhub = $2 AND consumer_group = $3
-    AND partition_id = $4
-`
-
-type EventHubOwnershipGetParams struct {
-	EventHubNamespace string `json:"eventhub_namespace"`
-	EventHub          string `json:"eventhub"`
-	ConsumerGroup     string `json:"consumer_group"`
-	PartitionID       string `json:"partition_id"`
-}
-
-func (q *Queries) EventHubOwnershipGet(ctx context.Context, db DBTX, arg EventHubOwnershipGetParams) (string, error) {
-	row := db.QueryRow(ctx, eventHubOwnershipGet,
-		arg.EventHubNamespace,
-		arg.EventHub,
-		arg.ConsumerGroup,
-		arg.PartitionID,
-	)
-	var owner_id string
-	err := row.Scan(&owner_id)
-	return owner_id, err
-}
-
 const eventHubOwnershipInsert = `-- name: EventHubOwnershipInsert :one
 INSERT INTO billing.eventhub_ownership (eventhub_namespace, eventhub, consumer_group, partition_id, owner_id)
 VALUES ($1, $2, $3, $4, $5)
