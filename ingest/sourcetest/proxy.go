@@ -3,17 +3,19 @@ package sourcetest
 import (
 	"bytes"
 	"context"
+	"io"
 	"net"
 	"net/url"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
 
-// Proxy stands between a program and Postgres, and can take the database away or lose the answers to commits. Its methods are
-// safe for concurrent use.
+// Proxy stands between a program and Postgres, and can take the database away, slow it down, let calls hang or lose the answers to
+// commits. Its methods are safe for concurrent use.
 type Proxy struct {
 	listener net.Listener
 	target   string
@@ -26,6 +28,10 @@ type Proxy struct {
 	lose    int
 	lost    int
 	refused int
+	delay   time.Duration
+	delayed int
+	hung    map[net.Conn]struct{} // clients whose requests are swallowed
+	ended   chan struct{}         // closed at the test's end
 }
 
 // Through starts a proxy for the test's life and returns the database's URL by way of it.
@@ -36,9 +42,12 @@ func Through(t *testing.T, databaseURL string) (string, *Proxy) {
 	var lc net.ListenConfig
 	listener, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	p := &Proxy{listener: listener, target: u.Host, conns: map[net.Conn]struct{}{}}
+	p := &Proxy{
+		listener: listener, target: u.Host, conns: map[net.Conn]struct{}{}, hung: map[net.Conn]struct{}{}, ended: make(chan struct{}),
+	}
 	p.running.Go(p.serve)
 	t.Cleanup(func() {
+		close(p.ended)
 		p.Cut()
 		_ = listener.Close()
 		p.running.Wait()
@@ -82,6 +91,30 @@ func (p *Proxy) CutAfterLoss() {
 	p.cutNext = true
 }
 
+// SlowDown makes every transaction take that much longer, those of a single statement too: its commit is held back, and with it its
+// locks.
+func (p *Proxy) SlowDown(by time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.delay = by
+}
+
+// Delayed counts the transactions slowed down.
+func (p *Proxy) Delayed() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.delayed
+}
+
+// Hang leaves every connection that is open now without an answer for ever. New ones work.
+func (p *Proxy) Hang() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		p.hung[c] = struct{}{}
+	}
+}
+
 // Lost counts the answers lost.
 func (p *Proxy) Lost() int {
 	p.mu.Lock()
@@ -118,11 +151,13 @@ func (p *Proxy) connect(client net.Conn) {
 		return
 	}
 	defer p.forget(client, server)
-	var deaf atomic.Bool // the answer on the way is to be lost
+	var deaf atomic.Bool    // the answer on the way is to be lost
+	var outside atomic.Bool // of a transaction: the next request is one
 	var answers sync.WaitGroup
 	answers.Go(func() {
 		defer func() { _ = client.Close() }()
-		p.pump(client, server, func([]byte) bool {
+		p.pump(client, server, func(data []byte) bool {
+			outside.Store(bytes.HasSuffix(data, []byte(readyOutside)))
 			if !deaf.Load() {
 				return true
 			}
@@ -132,10 +167,14 @@ func (p *Proxy) connect(client net.Conn) {
 	})
 	p.pump(server, client, func(data []byte) bool {
 		// A commit is a simple query of its own.
-		if bytes.Contains(data, []byte("commit\x00")) && p.takeLoss() {
+		isCommit := bytes.Contains(data, []byte("commit\x00"))
+		if isCommit && p.takeLoss() {
 			deaf.Store(true)
 		}
-		return true
+		if isCommit || outside.Load() && !bytes.HasPrefix(bytes.ToLower(data[min(len(data), 5):]), []byte("begin")) {
+			p.wait()
+		}
+		return p.swallow(client)
 	})
 	_ = server.Close()
 	answers.Wait()
@@ -153,6 +192,36 @@ func (p *Proxy) pump(to, from net.Conn, look func([]byte) bool) {
 			return
 		}
 	}
+}
+
+// readyOutside is Postgres's word that it waits for the next request and that no transaction is open.
+const readyOutside = "Z\x00\x00\x00\x05I"
+
+// wait is what a transaction is slowed down by.
+func (p *Proxy) wait() {
+	p.mu.Lock()
+	delay := p.delay
+	if delay > 0 {
+		p.delayed++
+	}
+	p.mu.Unlock()
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-p.ended:
+	case <-timer.C:
+	}
+}
+
+// swallow returns true when the client does not hang. One that does is kept until it goes away itself.
+func (p *Proxy) swallow(client net.Conn) bool {
+	p.mu.Lock()
+	_, hangs := p.hung[client]
+	p.mu.Unlock()
+	if hangs {
+		_, _ = io.Copy(io.Discard, client)
+	}
+	return !hangs
 }
 
 func (p *Proxy) admit(conns ...net.Conn) bool {
@@ -173,6 +242,7 @@ func (p *Proxy) forget(conns ...net.Conn) {
 	defer p.mu.Unlock()
 	for _, c := range conns {
 		delete(p.conns, c)
+		delete(p.hung, c)
 	}
 }
 

@@ -49,7 +49,13 @@ func start(t *testing.T, env map[string]string, args ...string) *program {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
-	command := exec.CommandContext(context.WithoutCancel(t.Context()), self, args...) //nolint:gosec // this very binary
+	return startFile(t, self, env, args...)
+}
+
+// startFile starts the program of a file: this very binary, or one built for the test.
+func startFile(t *testing.T, file string, env map[string]string, args ...string) *program {
+	t.Helper()
+	command := exec.CommandContext(context.WithoutCancel(t.Context()), file, args...) //nolint:gosec // see above
 	p := &program{Cmd: command, stderr: &output{}, ended: make(chan struct{})}
 	p.Env = []string{asProgram + "=1", "PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}
 	for name, value := range env {
