@@ -50,6 +50,10 @@ type Broker interface {
 	RunSource(ctx context.Context, recorder *ingest.Recorder, pool *pgxpool.Pool, logger *slog.Logger) error
 }
 
+// Timeless is implemented by brokers whose messages carry no time of their own, as the lines of a file. Of their intents the suite asks
+// that no time is made up, instead of that each has one.
+type Timeless interface{ Timeless() }
+
 const (
 	namespace = "usage"
 	// patience is for anything that must happen.
