@@ -2,7 +2,11 @@ package solace_test
 
 import (
 	"encoding/json"
+	"encoding/pem"
+	"io"
+	"log"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -65,12 +69,37 @@ func TestPasswordsComeFromFiles(t *testing.T) {
 	for name, secret := range map[string]string{
 		"SOLACE_SEMP_PASSWORD": sempPassword, "SOLACE_PASSWORD": ingestPassword, "SOLACE_PUBLISHER_PASSWORD": publishPassword,
 	} {
-		files[name], files[name+"_FILE"] = "", filepath.Join(t.TempDir(), "secret")
-		require.NoError(t, os.WriteFile(files[name+"_FILE"], []byte(secret+"\n"), 0o600))
+		files[name], files[name+"_FILE"] = "", secret
 	}
 	requireNoSecrets(t, setUp(t, b, files).stdout)
 	require.Equal(t, ingestPassword, b.state()["clientUsernames/ingest"]["password"])
 	require.Equal(t, publishPassword, b.state()["clientUsernames/usage%20meter"]["password"])
+}
+
+func TestAPasswordFileThatIsNotThereIsNamed(t *testing.T) {
+	t.Parallel()
+	b := startBroker(t)
+	r := run(t, b, map[string]string{"SOLACE_PASSWORD": "", "SOLACE_PASSWORD_FILE": noFile})
+	require.Equal(t, 2, r.code)
+	require.Contains(t, r.stderr, "SOLACE_PASSWORD_FILE: cannot read SOLACE_PASSWORD_FILE")
+	require.Empty(t, b.asked())
+}
+
+func TestABrokerWithoutATrustedCertificateGetsNoPassword(t *testing.T) {
+	t.Parallel()
+	b := startBroker(t)
+	server := httptest.NewUnstartedServer(b)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	r := run(t, b, map[string]string{"SOLACE_SEMP_URL": server.URL})
+	require.Equal(t, 1, r.code)
+	require.Contains(t, r.stderr, "curl: (60)")
+	require.Empty(t, b.asked())
+
+	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	r = setUp(t, b, map[string]string{"SOLACE_SEMP_URL": server.URL, "SOLACE_SEMP_CA_FILE": string(authority)})
+	require.NotContains(t, r.stderr, "unencrypted")
 }
 
 func TestAWrongPasswordStopsBeforeAnythingIsChanged(t *testing.T) {
@@ -209,8 +238,8 @@ func TestAWrongSettingIsNamed(t *testing.T) {
 		"one queue for both":      {"SOLACE_DEAD_MESSAGE_QUEUE", queue, "SOLACE_QUEUE and SOLACE_DEAD_MESSAGE_QUEUE are the same"},
 		"profile":                 {"SOLACE_PROFILE", "charge-once", "SOLACE_PROFILE is not"},
 		"profiles to shut out":    {"SOLACE_SHUT_OUT", "default/../x", "SOLACE_SHUT_OUT is not"},
-		"no such file":            {"SOLACE_PASSWORD_FILE", "/nowhere", "SOLACE_PASSWORD and SOLACE_PASSWORD_FILE are both set"},
-		"no authorities":          {"SOLACE_SEMP_CA_FILE", "/nowhere", "SOLACE_SEMP_CA_FILE: cannot read /nowhere"},
+		"no authorities":          {"SOLACE_SEMP_CA_FILE", noFile, "SOLACE_SEMP_CA_FILE: cannot read SOLACE_SEMP_CA_FILE"},
+		"two passwords":           {"SOLACE_PASSWORD_FILE", "another", "SOLACE_PASSWORD and SOLACE_PASSWORD_FILE are both set"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

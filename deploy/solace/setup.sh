@@ -4,10 +4,8 @@
 set -euo pipefail
 # A trace (bash -x) would print passwords.
 { set +x; } 2>/dev/null
-# Since bash 5.2 an & in a replacement means the match; a password may hold one.
-shopt -u patsub_replacement 2>/dev/null || true
 
-cd "$(dirname "${BASH_SOURCE[0]}")"
+here=$(dirname "${BASH_SOURCE[0]}")
 
 usage() {
 	cat <<'END'
@@ -380,7 +378,7 @@ body() {
 			esac
 		done
 		text+=$line$rest$'\n'
-	done <"semp/$1.json"
+	done <"$here/semp/$1.json"
 	REPLY=${text%$'\n'}
 }
 

@@ -25,6 +25,7 @@ const (
 	publishPassword = "publish's`pass`${SOLACE_TOPIC}word"
 	queue           = "billing/events q1"
 	topic           = "billing/events/>"
+	noFile          = "(no such file)"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -58,22 +59,34 @@ type result struct {
 	stdout, stderr string
 }
 
-// run is one run of the script; extra settings override, empty ones are taken away.
+// run is one run of the script; extra settings override, empty ones are taken away. NAME_FILE is what the file holds, and
+// its name is relative.
 func run(t *testing.T, b *broker, extra map[string]string, arguments ...string) result {
 	t.Helper()
 	tool(t, "curl")
 	environment := settings(b)
 	maps.Copy(environment, extra)
-	arguments = append([]string{"./setup.sh"}, arguments...)
+	script, err := filepath.Abs("setup.sh")
+	require.NoError(t, err)
+	arguments = append([]string{script}, arguments...)
 	command := exec.CommandContext(t.Context(), tool(t, "bash"), arguments...) //nolint:gosec // the program under test
 	for name, value := range environment {
-		if value != "" {
+		if value != "" && !strings.HasSuffix(name, "_FILE") {
 			command.Env = append(command.Env, name+"="+value)
+		}
+	}
+	command.Dir = t.TempDir() // it works from anywhere
+	for name, value := range extra {
+		if strings.HasSuffix(name, "_FILE") {
+			command.Env = append(command.Env, name+"="+name)
+			if value != noFile {
+				require.NoError(t, os.WriteFile(filepath.Join(command.Dir, name), []byte(value+"\n"), 0o600))
+			}
 		}
 	}
 	var stdout, stderr bytes.Buffer
 	command.Stdout, command.Stderr = &stdout, &stderr
-	err := command.Run()
+	err = command.Run()
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 		require.NoError(t, err)
 	}
