@@ -5,9 +5,11 @@ package eventhubs
 import (
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"strings"
 	"sync"
@@ -144,6 +146,10 @@ func (s *Source) client(instance string, retries int32) (*azeventhubs.ConsumerCl
 	var client *azeventhubs.ConsumerClient
 	var err error
 	if s.cfg.Namespace != "" {
+		if host, _, splitErr := net.SplitHostPort(s.cfg.Namespace); splitErr == nil {
+			// The SDK would look for a certificate of HOST:PORT.
+			options.TLSConfig = &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}
+		}
 		client, err = azeventhubs.NewConsumerClient(s.cfg.Namespace, s.entity, s.cfg.ConsumerGroup, boundedCredential{s.cfg.Credential}, options)
 	} else {
 		client, err = azeventhubs.NewConsumerClientFromConnectionString(s.cfg.ConnectionString, s.entity, s.cfg.ConsumerGroup, options)

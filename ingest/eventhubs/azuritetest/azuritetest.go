@@ -139,7 +139,8 @@ type process struct {
 // untilEndOfInput runs a program until the input ends, which it does when the test binary does, even by SIGKILL.
 const untilEndOfInput = `"$@" & child=$!; read -r _; kill "$child"; wait "$child"`
 
-const startTimeout = 60 * time.Second
+// startTimeout is for a machine with little to spare: Azurite reads thousands of files before it listens.
+const startTimeout = 3 * time.Minute
 
 func launch(program string, args ...string) (*process, error) {
 	log, err := os.CreateTemp("", "azurite-*.log")

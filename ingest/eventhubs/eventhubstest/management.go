@@ -91,10 +91,10 @@ func (c *conn) putToken(request *amqp.Message) (status int, description string) 
 	status, description = s.onToken(audience)
 	if status == 0 {
 		status, description = http.StatusAccepted, "Accepted"
-		if token, _ := request.Value.(string); s.cfg.RequireSAS {
-			if err := s.checkToken(token); err != nil {
-				status, description = http.StatusUnauthorized, err.Error()
-			}
+		kind, _ := request.ApplicationProperties["type"].(string)
+		value, _ := request.Value.(string)
+		if err := s.checkToken(Token{Audience: audience, Type: kind, Value: value}); err != nil {
+			status, description = http.StatusUnauthorized, err.Error()
 		}
 	}
 	s.mu.Lock()
@@ -108,8 +108,18 @@ func (c *conn) putToken(request *amqp.Message) (status int, description string) 
 	return status, description
 }
 
-// checkToken verifies a shared access signature over resource and expiry.
-func (s *Server) checkToken(token string) error {
+func (s *Server) checkToken(token Token) error {
+	switch {
+	case s.cfg.CheckToken != nil:
+		return s.cfg.CheckToken(token)
+	case s.cfg.RequireSAS:
+		return s.checkSAS(token.Value)
+	}
+	return nil
+}
+
+// checkSAS verifies a shared access signature over resource and expiry.
+func (s *Server) checkSAS(token string) error {
 	rest, ok := strings.CutPrefix(token, "SharedAccessSignature ")
 	if !ok {
 		return fmt.Errorf("MalformedToken: not a shared access signature")

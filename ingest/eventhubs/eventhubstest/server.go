@@ -4,6 +4,7 @@ package eventhubstest
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -30,6 +31,9 @@ func Start(cfg Config) (*Server, error) {
 	listener, err := lc.Listen(context.Background(), "tcp", cfg.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", cfg.Listen, err)
+	}
+	if cfg.TLS != nil {
+		listener = tls.NewListener(listener, cfg.TLS)
 	}
 	s.listener = listener
 	s.running.Go(s.accept)
@@ -62,6 +66,10 @@ type Config struct {
 	Hubs   []Hub
 	// RequireSAS checks every token against KeyName and Key; without it any token is taken.
 	RequireSAS bool
+	// CheckToken judges every token in place of RequireSAS; its error goes to the client with status 401.
+	CheckToken func(Token) error
+	// TLS serves amqps, which is what the SDK speaks with an Azure identity; nil serves plain AMQP.
+	TLS *tls.Config
 	// KeyName and Key go into ConnectionString. Defaults: RootManageSharedAccessKey and a fixed word.
 	KeyName, Key string
 	// MaxBytes bounds all stored events together, default 512 MiB; beyond it sends are rejected.
@@ -75,6 +83,13 @@ type Config struct {
 	Logger *slog.Logger
 	// Now is the clock of enqueued times; default time.Now.
 	Now func() time.Time
+}
+
+// Token is what a client shows for an audience.
+type Token struct {
+	Audience string // amqps://HOST/HUB/...
+	Type     string // jwt for an Azure identity
+	Value    string
 }
 
 // Hub is one event hub. The consumer group $Default always exists; names compare without regard to case.
@@ -151,8 +166,10 @@ func (s *Server) Addr() string { return s.listener.Addr().String() }
 
 // ConnectionString is what the SDK's ...FromConnectionString takes; an empty hub leaves out EntityPath.
 func (s *Server) ConnectionString(hubName string) string {
-	out := fmt.Sprintf("Endpoint=sb://%s;SharedAccessKeyName=%s;SharedAccessKey=%s;UseDevelopmentEmulator=true",
-		s.Addr(), s.cfg.KeyName, s.cfg.Key)
+	out := fmt.Sprintf("Endpoint=sb://%s;SharedAccessKeyName=%s;SharedAccessKey=%s", s.Addr(), s.cfg.KeyName, s.cfg.Key)
+	if s.cfg.TLS == nil {
+		out += ";UseDevelopmentEmulator=true" // the SDK's word for plain AMQP
+	}
 	if hubName != "" {
 		out += ";EntityPath=" + hubName
 	}
