@@ -208,9 +208,9 @@ func appendClientParam(dst []byte, kind byte, value []byte) []byte {
 }
 
 // appendClientCtrl encodes a frame with a ClientCtrl message.
-func appendClientCtrl(dst, head []byte, kind byte, params []byte) []byte {
+func appendClientCtrl(head []byte, kind byte, params []byte) []byte {
 	payload := binary.BigEndian.AppendUint32([]byte{1, kind}, uint32(6+len(params))) //nolint:gosec // our own messages are small
-	return appendFrame(dst, controlWord(protoClient), head, append(payload, params...))
+	return appendFrame(nil, controlWord(protoClient), head, append(payload, params...))
 }
 
 // SMP messages and flags.

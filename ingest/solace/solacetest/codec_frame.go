@@ -129,8 +129,12 @@ func textOf(value []byte) string {
 	return string(value)
 }
 
-// readFrame reads and checks one frame of at most limit bytes. What it allocates follows what arrives, not what is announced.
-func readFrame(r io.Reader, limit int) (frame, error) {
+// maxControlBytes bounds all frames that are no messages.
+const maxControlBytes = 64 << 10
+
+// readFrame reads and checks one frame; a message may have messageBytes in all. What it allocates follows what arrives, not
+// what is announced.
+func readFrame(r io.Reader, messageBytes int) (frame, error) {
 	var header [frameHeaderBytes]byte
 	if _, err := io.ReadFull(r, header[:]); err != nil {
 		return frame{}, err
@@ -139,7 +143,11 @@ func readFrame(r io.Reader, limit int) (frame, error) {
 	if version := word >> 24 & 7; version != smfVersion {
 		return frame{}, fmt.Errorf("frame of SMF version %d, not %d", version, smfVersion)
 	}
-	if total < frameHeaderBytes || uint64(total) > uint64(limit) { //nolint:gosec // a limit is positive
+	limit := maxControlBytes
+	if (frame{word: word}).protocol() == protoMessage {
+		limit = messageBytes
+	}
+	if total < frameHeaderBytes || uint64(total) > uint64(limit) {
 		return frame{}, fmt.Errorf("frame of %d bytes is outside %d..%d", total, frameHeaderBytes, limit)
 	}
 	body, err := readBody(r, int(total)-frameHeaderBytes)
@@ -280,6 +288,9 @@ func appendParam(dst []byte, unknown, kind byte, value []byte) []byte {
 	}
 	return append(dst, value...)
 }
+
+// narrow is the kind of a parameter that was read from one byte.
+func narrow(kind uint16) byte { return byte(kind & 0x3f) }
 
 func appendParam32(dst []byte, unknown, kind byte, n uint32) []byte {
 	return binary.BigEndian.AppendUint32(append(dst, unknown<<6|kind, 6), n)

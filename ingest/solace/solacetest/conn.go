@@ -275,12 +275,12 @@ func (c *conn) verdict(err error, refuse func(*Refusal)) error {
 
 // serve handles frames until the peer closes or an error, and says which.
 func (c *conn) serve(in *bufio.Reader) error {
-	limit, timeout := maxLoginBytes, loginTimeout
+	messageBytes, timeout := maxControlBytes, loginTimeout
 	for {
 		if err := c.nc.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 			return err
 		}
-		f, err := readFrame(in, limit)
+		f, err := readFrame(in, messageBytes)
 		if err != nil {
 			return err
 		}
@@ -288,7 +288,7 @@ func (c *conn) serve(in *bufio.Reader) error {
 			return err
 		}
 		if c.client != "" {
-			limit, timeout = c.server.cfg.MaxMessageBytes+frameSlackBytes, idleTimeout
+			messageBytes, timeout = c.server.cfg.MaxMessageBytes+frameSlackBytes, idleTimeout
 		}
 	}
 }
@@ -351,7 +351,7 @@ func (c *conn) assured(f frame, a assured) error {
 func (c *conn) forbid(f frame, a assured, name string) error {
 	c.server.mu.Lock()
 	defer c.server.mu.Unlock()
-	c.violate("%s of endpoint %q", name, textOf(a.find(adQueue)))
+	c.violate("%s of endpoint %.80q", name, textOf(a.find(adQueue)))
 	c.answer(f, a.kind, &Refusal{Code: 403, Text: "Permission Not Allowed"}, nil)
 	return nil
 }

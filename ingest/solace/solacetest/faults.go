@@ -42,6 +42,9 @@ const (
 	FaultClear           FaultKind = "clear" // of standing faults
 )
 
+// maxStanding bounds the faults that wait to strike.
+const maxStanding = 1000
+
 // Refusals that the server says by itself too.
 var (
 	refusalUnknownQueue = &Refusal{Code: http.StatusServiceUnavailable, Text: "Unknown Queue"}
@@ -101,7 +104,7 @@ func (s *Server) Inject(f Fault) error {
 
 // stand sets up a standing fault.
 func (s *Server) stand(f Fault) error {
-	if f.Kind == FaultSpoil && !f.Spoil.valid() {
+	if f.Kind == FaultSpoil && !slices.Contains(spoilKinds(), f.Spoil) {
 		return fmt.Errorf("fault spoil: %q is unknown", f.Spoil)
 	}
 	if f.Times < 0 || f.After < 0 {
@@ -112,6 +115,9 @@ func (s *Server) stand(f Fault) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if len(s.standing) == maxStanding {
+		return fmt.Errorf("fault %s: there are %d standing faults already", f.Kind, maxStanding)
+	}
 	s.standing = append(s.standing, &f)
 	return nil
 }

@@ -83,7 +83,7 @@ func (c *conn) bind(f frame, a assured) error {
 // admitBind finds the queue of a BIND or says why not. Called with mu held.
 func (c *conn) admitBind(a assured, name string) (*queue, *Refusal) {
 	if a.find(adReplayStart) != nil {
-		c.violate("BIND to queue %q asks for a replay", name)
+		c.violate("BIND to queue %.80q asks for a replay", name)
 		return nil, &Refusal{Code: 400, Text: "Replay Disabled"}
 	}
 	q := c.server.queues[name]

@@ -20,7 +20,7 @@ func (c *conn) clientCtrl(f frame) error {
 	if m.kind == clientUpdate && c.client != "" {
 		c.server.mu.Lock()
 		defer c.server.mu.Unlock()
-		c.queue(appendClientCtrl(nil, appendResponse(appendTag(f.tag), 200, "OK"), clientUpdate, nil))
+		c.queue(appendClientCtrl(appendResponse(appendTag(f.tag), 200, "OK"), clientUpdate, nil))
 		return nil
 	}
 	if m.kind != clientLogin || c.client != "" {
@@ -32,7 +32,7 @@ func (c *conn) clientCtrl(f frame) error {
 	}
 	refuse := func(r *Refusal) {
 		c.server.counters.LoginsRefused++
-		c.queue(appendClientCtrl(nil, appendResponse(appendTag(f.tag), r.Code, r.Text), clientLogin, nil))
+		c.queue(appendClientCtrl(appendResponse(appendTag(f.tag), r.Code, r.Text), clientLogin, nil))
 	}
 	if verdict := c.server.onLogin(l.Login); verdict != nil {
 		return c.verdict(verdict, refuse)
@@ -48,7 +48,7 @@ func (c *conn) clientCtrl(f frame) error {
 	}
 	c.client = l.Client
 	s.counters.Logins++
-	c.queue(appendClientCtrl(nil, appendResponse(appendTag(f.tag), 200, "OK"), clientLogin, c.loginParams()))
+	c.queue(appendClientCtrl(appendResponse(appendTag(f.tag), 200, "OK"), clientLogin, c.loginParams()))
 	return nil
 }
 

@@ -40,7 +40,7 @@ const (
 
 // newMessage keeps of a publisher's frame what a consumer gets to see.
 func newMessage(f frame) (*message, error) {
-	m := &message{word: f.word&^uint32(wordDiscarded) | wordADF, payload: f.payload}
+	m := &message{word: f.word&^uint32(wordDiscarded) | wordADF, payload: f.payload, topic: textOf(f.find(headTopic))}
 	direct := !f.isADF()
 	for _, p := range f.params {
 		switch p.kind {
@@ -52,10 +52,8 @@ func newMessage(f frame) (*message, error) {
 			continue
 		case headDeliveryMode:
 			continue
-		case headTopic:
-			m.topic = textOf(p.value)
 		}
-		m.head = appendParam(m.head, p.unknown, byte(p.kind), p.value) //nolint:gosec // header parameters have 5 bits
+		m.head = appendParam(m.head, p.unknown, narrow(p.kind), p.value)
 	}
 	mode := byte(modePersistent)
 	if given := f.find(headDeliveryMode); len(given) == 1 && given[0] == modeNonPersistent || direct {

@@ -259,7 +259,7 @@ func (c *conn) subscribe(f frame) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if sub.kind != smpAdd || sub.topic != c.p2pTopic()+"/>" {
-		c.violate("subscription of kind %d to topic %q for queue %q", sub.kind, sub.topic, sub.queue)
+		c.violate("subscription of kind %d to topic %.80q for queue %.80q", sub.kind, sub.topic, sub.queue)
 	}
 	head := appendResponse(appendTag(f.tag), 200, "OK")
 	c.queue(appendFrame(nil, controlWord(protoSMP), head, f.payload))

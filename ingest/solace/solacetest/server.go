@@ -33,9 +33,7 @@ func Start(cfg Config) (*Server, error) {
 
 // Limits and intervals of the server.
 const (
-	maxConnections    = 1000
-	maxFlows          = 1000     // consumer and publisher flows of one connection
-	maxLoginBytes     = 64 << 10 // of a frame before the client has logged in
+	maxFlows          = 256      // consumer flows of one connection, and as many publisher flows
 	frameSlackBytes   = 64 << 10 // what a message's frame may have beyond its payload
 	maxQueueBytes     = 4 << 20  // control frames that wait for one client; beyond it the client is dropped
 	writeChunkBytes   = 256 << 10
@@ -77,6 +75,8 @@ type Config struct {
 	MaxBytes int64
 	// MaxMessageBytes bounds one message, default 10,000,000 as in the broker.
 	MaxMessageBytes int
+	// MaxConnections is how many there may be at once, default 1000; more are refused.
+	MaxConnections int
 	// WriteTimeout is how long a client may take nothing before it is dropped, default 30 s.
 	WriteTimeout time.Duration
 	Hooks        Hooks
@@ -93,6 +93,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.MaxMessageBytes == 0 {
 		c.MaxMessageBytes = 10_000_000
+	}
+	if c.MaxConnections == 0 {
+		c.MaxConnections = 1000
 	}
 	if c.WriteTimeout == 0 {
 		c.WriteTimeout = 30 * time.Second
@@ -189,7 +192,7 @@ func (s *Server) accept() {
 func (s *Server) admit(nc net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	refused := s.closed || s.active != s || len(s.conns) >= maxConnections ||
+	refused := s.closed || s.active != s || len(s.conns) >= s.cfg.MaxConnections ||
 		s.strike("", "", FaultRefuseConnection) != nil
 	if refused {
 		reset(nc)

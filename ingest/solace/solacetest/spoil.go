@@ -14,8 +14,8 @@ const (
 	SpoilSummary     SpoilKind = "broken_summary"  // a content summary of more bytes than there are
 )
 
-func (k SpoilKind) valid() bool {
-	return slices.Contains([]SpoilKind{SpoilEmpty, SpoilTwoPayloads, SpoilText, SpoilMetadata, SpoilSummary}, k)
+func spoilKinds() []SpoilKind {
+	return []SpoilKind{SpoilEmpty, SpoilTwoPayloads, SpoilText, SpoilMetadata, SpoilSummary}
 }
 
 // spoil returns a damaged copy.
@@ -51,7 +51,7 @@ func (m *message) spoil(kind SpoilKind) *message {
 	out.head = nil
 	for _, p := range m.params() {
 		if p.kind != headSummary {
-			out.head = appendParam(out.head, p.unknown, byte(p.kind), p.value) //nolint:gosec // header parameters have 5 bits
+			out.head = appendParam(out.head, p.unknown, narrow(p.kind), p.value)
 		}
 	}
 	if summary != nil {

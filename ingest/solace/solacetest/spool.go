@@ -115,7 +115,7 @@ func (c *conn) violate(format string, args ...any) {
 	s := c.server.spool
 	s.violationCount++
 	if len(s.violations) < maxViolations {
-		s.violations = append(s.violations, fmt.Sprintf("client %q: ", c.client)+fmt.Sprintf(format, args...))
+		s.violations = append(s.violations, fmt.Sprintf("client %.80q: ", c.client)+fmt.Sprintf(format, args...))
 	}
 }
 

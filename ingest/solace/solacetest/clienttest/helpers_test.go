@@ -124,7 +124,7 @@ func put(t *testing.T, s *solacetest.Server, from, n int) {
 }
 
 // patience is what only a broken server or client exceeds.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 func receive(t *testing.T, r consumer) message.InboundMessage {
 	t.Helper()
