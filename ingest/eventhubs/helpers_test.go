@@ -70,6 +70,20 @@ func setupOn(t *testing.T, hub *eventhubstest.Server) *bundle {
 	return &bundle{hub: hub, db: db, pool: db.Pool(t, sql.RoleIngest), owner: db.Pool(t, ""), logs: &logBuffer{}}
 }
 
+// behindProxy is the same hub and database, for a process that reaches the database by way of a proxy, on no more connections than the
+// program has for ownerships.
+func (b *bundle) behindProxy(t *testing.T) (*bundle, *sourcetest.Proxy) {
+	t.Helper()
+	url, proxy := sourcetest.Through(t, b.db.As(sql.RoleIngest))
+	config, err := pgxpool.ParseConfig(url)
+	require.NoError(t, err)
+	config.MaxConns = 3
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	return &bundle{hub: b.hub, db: b.db, pool: pool, owner: b.owner, logs: &logBuffer{}}, proxy
+}
+
 func (b *bundle) startHub(t *testing.T, partitions int) {
 	t.Helper()
 	var err error

@@ -17,7 +17,7 @@ import (
 // session runs one SDK Processor from its start to its end and reads the partitions it hands out. It returns why it ended.
 //
 // The order of the end matters: first the readers finish their batches, while the partitions are still owned and their
-// checkpoints count; then the Processor stops, closes the partition clients and gives the partitions up; then the connection.
+// checkpoints count; then the Processor stops and closes the partition clients; then the partitions are given up; then the connection.
 func (s *Source) session(ctx context.Context, n int) error {
 	x, err := s.open(ctx, n)
 	if err != nil {
@@ -64,6 +64,9 @@ func (s *Source) session(ctx context.Context, n int) error {
 	readers.Wait()
 	endProcessing(nil)
 	x.awaitEnd(ended)
+	if err := x.store.giveUp(context.WithoutCancel(ctx)); err != nil {
+		x.logger.WarnContext(ctx, "others must wait for the partitions until their ownership expires", slog.String("error", err.Error()))
+	}
 	watch.Wait()
 	return context.Cause(reading)
 }

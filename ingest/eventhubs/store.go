@@ -67,7 +67,7 @@ const (
 
 // ClaimOwnership claims each partition if it still is as the claim says. Refused claims are left out of the answer.
 func (s *Store) ClaimOwnership(ctx context.Context, claims []azeventhubs.Ownership, _ *azeventhubs.ClaimOwnershipOptions) ([]azeventhubs.Ownership, error) {
-	if len(claims) > 0 && !slices.ContainsFunc(claims, func(o azeventhubs.Ownership) bool { return o.OwnerID != "" }) {
+	if givesUp(claims) {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, relinquishTimeout, errTooLong)
 		defer cancel()
@@ -96,6 +96,11 @@ func (s *Store) ClaimOwnership(ctx context.Context, claims []azeventhubs.Ownersh
 		}
 	}
 	return won, nil
+}
+
+// givesUp tells claims that give partitions up from others.
+func givesUp(claims []azeventhubs.Ownership) bool {
+	return len(claims) > 0 && !slices.ContainsFunc(claims, func(o azeventhubs.Ownership) bool { return o.OwnerID != "" })
 }
 
 func lowerKey(namespace, hub, group string) hubKey {
