@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -245,11 +246,14 @@ func newPublisher(t *testing.T, hosts, vpn string) *publisher {
 	return &publisher{service, p}
 }
 
-// send returns when the broker has taken the messages.
+// send returns when the broker has taken the messages: texts and bytes in turn, and bytes where the client's texts would end at a NUL.
 func (p *publisher) send(t *testing.T, bodies ...string) {
 	t.Helper()
-	for _, text := range bodies {
+	for i, text := range bodies {
 		m, err := p.service.MessageBuilder().BuildWithStringPayload(text)
+		if i%2 == 1 || strings.Contains(text, "\x00") {
+			m, err = p.service.MessageBuilder().BuildWithByteArrayPayload([]byte(text))
+		}
 		require.NoError(t, err)
 		require.NoError(t, p.PublishAwaitAcknowledgement(m, resource.TopicOf(topic), patience, nil))
 	}
