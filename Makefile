@@ -13,6 +13,10 @@ GOLANGCI_LINT = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 AZURITE         = .cache/azurite/node_modules
 AZURITE_VERSION = 3.37.0
 
+# Stripe's own mock, which knows Stripe's published description of its API.
+STRIPE_MOCK         = .cache/bin/stripe-mock
+STRIPE_MOCK_VERSION = v0.203.0
+
 # The race detector needs a C compiler; without one the tests run all the same, and say so.
 RACE := $(if $(shell command -v $(CC) 2>/dev/null),-race,)
 
@@ -37,7 +41,13 @@ test: ## Run all tests, with the race detector where there is a C compiler; they
 	@test -n "$(RACE)" || echo "no C compiler ($(CC)): the tests run without the race detector"
 	@command -v "$${CHROME_PATH:-chromium}" >/dev/null || echo "no Chromium: the tests in a browser are left out (apt-get install chromium)"
 	@command -v "$${AZURITE_PATH:-azurite-blob}" >/dev/null || test -x $(AZURITE)/.bin/azurite-blob || echo "no Azurite: the tests of checkpoints in Blob Storage are left out (make azurite)"
+	@command -v "$${STRIPE_MOCK_PATH:-stripe-mock}" >/dev/null || test -x $(STRIPE_MOCK) || echo "no stripe-mock: the requests are not held against Stripe's own description (make stripe-mock)"
 	$(GO) test $(RACE) -timeout 20m $(TEST_FLAGS) ./...
+
+.PHONY: stripe-mock
+stripe-mock: ## Install Stripe's own mock, which checks the shape of our requests in a test.
+	@$(GO) version -m $(STRIPE_MOCK) 2>/dev/null | grep -qs 'stripe-mock.$(STRIPE_MOCK_VERSION)' || \
+		GOBIN='$(CURDIR)/.cache/bin' $(GO) install github.com/stripe/stripe-mock@$(STRIPE_MOCK_VERSION)
 
 .PHONY: azurite
 azurite: ## Install Azurite, for the tests of checkpoints in Blob Storage; it needs nodejs and npm.
