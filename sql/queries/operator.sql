@@ -206,7 +206,7 @@ WHERE id = @id AND resolved_at IS NULL;
 
 -- name: IntentList :many
 SELECT i.id, i.namespace, i.billing_period, i.customer_id, i.stripe_customer_id, i.amount_cents, i.currency, i.status, i.status_reason::text AS status_reason,
-       i.status_detail, i.charge_id, i.key_generation, i.in_doubt::boolean AS in_doubt, i.open_conflict::boolean AS open_conflict,
+       i.status_detail, i.decline_code, i.charge_id, i.key_generation, i.in_doubt::boolean AS in_doubt, i.open_conflict::boolean AS open_conflict,
        i.river_job_id, i.created_at, i.updated_at
 FROM finance.intents i
 WHERE (@namespace::text = '' OR i.namespace = @namespace::text)

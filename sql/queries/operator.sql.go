@@ -740,7 +740,7 @@ func (q *Queries) IntentFindByKey(ctx context.Context, db DBTX, key string) ([]I
 
 const intentList = `-- name: IntentList :many
 SELECT i.id, i.namespace, i.billing_period, i.customer_id, i.stripe_customer_id, i.amount_cents, i.currency, i.status, i.status_reason::text AS status_reason,
-       i.status_detail, i.charge_id, i.key_generation, i.in_doubt::boolean AS in_doubt, i.open_conflict::boolean AS open_conflict,
+       i.status_detail, i.decline_code, i.charge_id, i.key_generation, i.in_doubt::boolean AS in_doubt, i.open_conflict::boolean AS open_conflict,
        i.river_job_id, i.created_at, i.updated_at
 FROM finance.intents i
 WHERE ($1::text = '' OR i.namespace = $1::text)
@@ -775,6 +775,7 @@ type IntentListRow struct {
 	Status           string    `json:"status"`
 	StatusReason     string    `json:"status_reason"`
 	StatusDetail     *string   `json:"status_detail"`
+	DeclineCode      *string   `json:"decline_code"`
 	ChargeID         *string   `json:"charge_id"`
 	KeyGeneration    int32     `json:"key_generation"`
 	InDoubt          bool      `json:"in_doubt"`
@@ -813,6 +814,7 @@ func (q *Queries) IntentList(ctx context.Context, db DBTX, arg IntentListParams)
 			&i.Status,
 			&i.StatusReason,
 			&i.StatusDetail,
+			&i.DeclineCode,
 			&i.ChargeID,
 			&i.KeyGeneration,
 			&i.InDoubt,

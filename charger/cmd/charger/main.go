@@ -20,8 +20,11 @@ type settings struct {
 		Pause  runPause  `cmd:"" help:"Stop new charges of a run; what is in doubt goes on being looked up."`
 		Resume runResume `cmd:"" help:"Let a paused run charge again."`
 	} `cmd:"" help:"Billing runs."`
-	StopCharging  stopCharging  `cmd:"" help:"Stop new charges of all runs, on every charger."`
-	StartCharging startCharging `cmd:"" help:"Let open runs charge again after stop-charging."`
+	Intents       intentsCommands    `cmd:"" help:"Billing intents: what each customer owes, and what became of it."`
+	Conflicts     conflictsCommands  `cmd:"" help:"Events with the key of an intent but other terms."`
+	Quarantine    quarantineCommands `cmd:"" help:"Events that could not become an intent."`
+	StopCharging  stopCharging       `cmd:"" help:"Stop new charges of all runs, on every charger."`
+	StartCharging startCharging      `cmd:"" help:"Let open runs charge again after stop-charging."`
 }
 
 func main() {
