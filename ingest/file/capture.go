@@ -138,10 +138,11 @@ func newCapture(path string, in *input) (reader, error) {
 
 // orBroken is the reader of a file whose beginning cannot be decompressed, or the system's error.
 func orBroken(err error, at int64) (reader, error) {
-	if fault := unreadable(err, at); fault != nil {
-		return &brokenFile{fault}, nil
+	fault := unreadable(err, at)
+	if fault == nil {
+		return nil, err
 	}
-	return nil, err
+	return &brokenFile{fault}, nil
 }
 
 // brokenFile is one whose beginning already is unreadable.

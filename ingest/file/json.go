@@ -253,6 +253,9 @@ func (j *jsonValues) key() error {
 
 func (j *jsonValues) stringRest() error {
 	for {
+		if err := j.plain(); err != nil {
+			return err
+		}
 		c, err := j.read()
 		switch {
 		case err != nil:
@@ -267,6 +270,26 @@ func (j *jsonValues) stringRest() error {
 			}
 		}
 	}
+}
+
+// plain takes what is buffered of a string up to a byte that means something: most of a file is inside strings.
+func (j *jsonValues) plain() error {
+	if _, err := j.in.Peek(1); err != nil {
+		return err
+	}
+	buffered, err := j.in.Peek(j.in.Buffered())
+	if err != nil {
+		return err
+	}
+	n := 0
+	for n < len(buffered) && buffered[n] != '"' && buffered[n] != '\\' && buffered[n] >= ' ' {
+		n++
+	}
+	j.text = keep(j.text, buffered[:n], j.limit)
+	j.size += int64(n)
+	j.in.at += int64(n)
+	_, err = j.in.Discard(n)
+	return err
 }
 
 func (j *jsonValues) escapeRest() error {

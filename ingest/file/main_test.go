@@ -12,7 +12,10 @@ import (
 
 func TestMain(m *testing.M) {
 	code := sqltest.Run(m)
-	if err := goleak.Find(); code == 0 && err != nil {
+	// The one leak that is let pass is the Event Hubs SDK's, see ingest/eventhubs.
+	err := goleak.Find(goleak.IgnoreTopFunction(
+		"github.com/Azure/azure-sdk-for-go/sdk/messaging/azeventhubs/v2/internal.(*Namespace).startNegotiateClaimRenewer.func3"))
+	if code == 0 && err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}

@@ -402,6 +402,21 @@ func replaced(content []byte, at int, b byte) []byte {
 	return out
 }
 
+// A file of a few kB must not cost gigabytes.
+func TestBlocksThatSwellAreRefused(t *testing.T) {
+	t.Parallel()
+	swelling := make([]byte, maxBlockBytes+1)
+	for _, codec := range []string{"deflate", "snappy", "zstandard"} {
+		content, err := filetest.AppendBlock(filetest.Header(filetest.CaptureSchema, codec), codec, 1, swelling)
+		require.NoError(t, err)
+		all, err := readAll(t, path, content, Config{})
+		require.NoError(t, err)
+		require.Len(t, all, 1, codec)
+		require.True(t, all[0].lost)
+		require.Contains(t, all[0].Unreadable.Message, "at most 67108864 bytes are read", codec)
+	}
+}
+
 func TestOtherAvroRecordsAreRefusedByName(t *testing.T) {
 	t.Parallel()
 	for title, test := range map[string]struct{ schema, codec, want string }{
