@@ -61,6 +61,7 @@ type session struct {
 	downCause   error         // set before down is closed
 	fallen      atomic.Bool   // down is being closed, or is
 	interrupted atomic.Bool   // it was the connection
+	wasActive   atomic.Bool   // the broker gave this flow messages
 	terminated  chan struct{} // closed when the client has given up the flow by itself
 }
 
@@ -158,7 +159,9 @@ func (x *session) fall(cause error) {
 	}
 }
 
-// activity is told, for an exclusive queue, whether the broker gives its messages to us or has us stand by.
+// activity is told whether the broker gives messages to this flow. On an exclusive queue all flows but one stand by. A flow that was
+// active and is no more has been unbound: after some reasons the client then binds anew by itself, again and again where it is refused,
+// and tells nobody, until it gives up and tells nobody either. There is one owner of binding anew, and that is Run.
 func (x *session) activity(_, now solace.ReceiverState, _ time.Time) {
 	active := now == solace.ReceiverActive
 	x.Source.mu.Lock()
@@ -166,10 +169,20 @@ func (x *session) activity(_, now solace.ReceiverState, _ time.Time) {
 		x.metrics.active.Set(map[bool]float64{true: 1}[active])
 	}
 	x.Source.mu.Unlock()
-	if !active && !x.fallen.Load() {
-		x.logger.Info("standing by: the broker gives the messages of this exclusive queue to another ingestor")
+	if active {
+		x.wasActive.Store(true)
+		return
 	}
+	if x.wasActive.Load() {
+		// Most ends begin so; their cause is told next.
+		time.AfterFunc(causeWait, func() { x.fall(errors.New("the broker took the queue away from this flow")) })
+		return
+	}
+	x.logger.Info("standing by: the broker gives the messages of this exclusive queue to another ingestor")
 }
+
+// causeWait is how long the cause of an end may come behind the first sign of it; it takes a few ms.
+const causeWait = 200 * time.Millisecond
 
 // close gives the session up. One that takes longer than CloseTimeout, as with a broker that hangs, ends in the background.
 func (x *session) close() {

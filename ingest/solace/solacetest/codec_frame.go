@@ -169,7 +169,7 @@ func readBody(r io.Reader, size int) ([]byte, error) {
 	if _, err := io.CopyN(&body, r, int64(size)); err != nil {
 		return nil, unexpected(err)
 	}
-	return body.Bytes(), nil
+	return bytes.Clone(body.Bytes()), nil // a buffer that grew is up to twice as large, and messages are kept
 }
 
 func unexpected(err error) error {

@@ -107,7 +107,7 @@ func (c *conn) handshake() error {
 	if !ok {
 		return nil
 	}
-	if err := c.nc.SetDeadline(time.Now().Add(loginTimeout)); err != nil {
+	if err := c.nc.SetDeadline(time.Now().Add(handshakeTimeout)); err != nil {
 		return fmt.Errorf("set deadline: %w", err)
 	}
 	if err := t.Handshake(); err != nil { //nolint:noctx // the deadline bounds it, and drop ends it
@@ -275,9 +275,9 @@ func (c *conn) verdict(err error, refuse func(*Refusal)) error {
 
 // serve handles frames until the peer closes or an error, and says which.
 func (c *conn) serve(in *bufio.Reader) error {
-	messageBytes, timeout := maxControlBytes, loginTimeout
+	messageBytes := maxControlBytes // until the login
 	for {
-		if err := c.nc.SetReadDeadline(time.Now().Add(timeout)); err != nil {
+		if err := c.nc.SetReadDeadline(time.Now().Add(idleTimeout)); err != nil {
 			return err
 		}
 		f, err := readFrame(in, messageBytes)
@@ -288,7 +288,7 @@ func (c *conn) serve(in *bufio.Reader) error {
 			return err
 		}
 		if c.client != "" {
-			messageBytes, timeout = c.server.cfg.MaxMessageBytes+frameSlackBytes, idleTimeout
+			messageBytes = c.server.cfg.MaxMessageBytes + frameSlackBytes
 		}
 	}
 }

@@ -25,7 +25,7 @@ func (c *conn) publish(f frame) error {
 	c.server.mu.Lock()
 	defer c.server.mu.Unlock()
 	if direct {
-		c.promote(m, verdict)
+		c.server.promote(m, verdict)
 		return nil
 	}
 	flowID := uint32Of(f.find(headFlowID))
@@ -75,8 +75,7 @@ func (c *conn) refusePublish(p *publisher, id uint64, r *Refusal) {
 }
 
 // promote spools a direct message that a queue subscribes to. Called with mu held.
-func (c *conn) promote(m *message, verdict error) {
-	s := c.server
+func (s *Server) promote(m *message, verdict error) {
 	if verdict != nil || s.cfg.NoPromotion {
 		s.counters.PublishLost++
 		return
@@ -158,16 +157,33 @@ func (s *Server) PublishQueue(queueName string, m Message) error {
 func (s *Server) PublishTopic(topic string, m Message) error {
 	f, err := m.frame(topic)
 	if err != nil {
-		return fmt.Errorf("publish to %q: %w", topic, err)
+		return fmt.Errorf("publish to %.80q: %w", topic, err)
 	}
+	return s.publishFrame(topic, f)
+}
+
+// PublishDirect publishes a direct message to a topic: queues that subscribe to it get it as non-persistent, unless
+// Config.NoPromotion.
+func (s *Server) PublishDirect(topic string, m Message) error {
+	f, err := m.frame(topic)
+	if err != nil {
+		return fmt.Errorf("publish to %.80q: %w", topic, err)
+	}
+	f.word &^= wordADF
+	return s.publishFrame(topic, f)
+}
+
+func (s *Server) publishFrame(topic string, f frame) error {
 	stored, err := newMessage(f)
 	if err != nil {
-		return fmt.Errorf("publish to %q: %w", topic, err)
+		return fmt.Errorf("publish to %.80q: %w", topic, err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if refusal := s.spoolTo(stored); refusal != nil {
-		return fmt.Errorf("publish to %q: %w", topic, refusal)
+	if !f.isADF() {
+		s.promote(stored, nil)
+	} else if refusal := s.spoolTo(stored); refusal != nil {
+		return fmt.Errorf("publish to %.80q: %w", topic, refusal)
 	}
 	return nil
 }

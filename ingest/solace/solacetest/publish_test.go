@@ -102,6 +102,23 @@ func TestMessageThatCannotBeIsRefused(t *testing.T) {
 	require.EqualValues(t, 1, s.Counters().Unmatched)
 }
 
+func TestDirectMessageIsPromotedUnlessForbidden(t *testing.T) {
+	t.Parallel()
+	s := start(t, Config{})
+	require.NoError(t, s.PublishDirect("billing/x", Message{Bytes: []byte("x")}))
+	c := logIn(t, s, "c")
+	c.bind(queueName, 255)
+	f := c.next(protoMessage)
+	require.Equal(t, []byte{modeNonPersistent}, f.find(headDeliveryMode))
+	require.True(t, f.isADF())
+	require.EqualValues(t, 1, s.Counters().Promoted)
+
+	s = start(t, Config{NoPromotion: true})
+	require.NoError(t, s.PublishDirect("billing/x", Message{}))
+	require.Zero(t, s.Queue(queueName).OnQueue)
+	require.EqualValues(t, 1, s.Counters().PublishLost)
+}
+
 func TestQueueThatCannotBeIsRefused(t *testing.T) {
 	t.Parallel()
 	for _, queues := range [][]Queue{{{}}, {{Name: "a"}, {Name: "a"}}, {{Name: "a", Subscriptions: []string{""}}}, {{Name: "a\x00"}}} {

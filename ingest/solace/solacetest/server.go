@@ -1,5 +1,3 @@
-// Package solacetest stands in for a Solace PubSub+ broker: a server that speaks SMF over TCP or TLS, on which the real
-// client binds to queues, with a ledger of every message and faults on demand.
 package solacetest
 
 import (
@@ -43,7 +41,7 @@ const (
 	defaultMaxBinds   = 1000
 	maxQueues         = 10_000
 	maxNameBytes      = 250 // of topics and queue names, as in the broker
-	loginTimeout      = 30 * time.Second
+	handshakeTimeout  = 30 * time.Second
 	idleTimeout       = 2 * time.Minute // without a frame from a client, which sends a keep-alive every 3 s by itself
 	acceptPause       = 50 * time.Millisecond
 )
@@ -241,8 +239,8 @@ func (s *Server) Clients() []string {
 }
 
 // FailOver gives the pair's work to the one that stands by: the active one drops its connections and refuses new ones, and
-// what was unacked is delivered again by the other. It does nothing without a mate. Acknowledgements that the active one
-// had not read are lost; FaultLoseAcks beforehand loses more.
+// what was unacked is delivered again by the other. It does nothing without a running mate. Acknowledgements that the active
+// one had not read are lost; FaultLoseAcks beforehand loses more. Faults and hooks are each broker's own.
 func (s *Server) FailOver() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -251,11 +249,13 @@ func (s *Server) FailOver() {
 	}
 	old := s.active
 	for _, member := range s.pair {
-		if member != old {
+		if member != old && !member.closed {
 			s.active = member
 		}
 	}
-	old.dropAll("")
+	if s.active != old {
+		old.dropAll("")
+	}
 }
 
 // Active says whether this one of a pair does the work; one without a mate always does.
