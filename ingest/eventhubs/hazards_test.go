@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/Azure/azure-sdk-for-go/sdk/messaging/azeventhubs/v2"
 	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/require"
 
@@ -129,7 +130,7 @@ func TestHazardC_SecondCloseStartsNoStormOfSelfSteals(t *testing.T) {
 	b.await(t, 10, sumOfSequences)
 	readers := s.Readers()
 	require.Len(t, readers, 1)
-	b.takeAway(t)
+	b.takeAway(t, b.consumer(t))
 	b.publish(t, "0", 10, 10)
 	b.await(t, 20, sumOfSequences) // by the successor
 	readers[0].Close()
@@ -146,12 +147,12 @@ func TestHazardC_PartitionTakenOverIsClosedOnce(t *testing.T) {
 	b.run(t, b.quick())
 	b.await(t, 10, countIntents)
 	// A stranger takes the link; the store still says that it is ours. It may be the late attach of an owner before: no word of it.
-	b.takeAway(t)
+	b.takeAway(t, b.consumer(t))
 	b.publish(t, "0", 10, 10)
 	b.await(t, 20, countIntents)
 	require.NotContains(t, b.logs.String(), "does not use this database")
 	// It comes again.
-	b.takeAway(t)
+	b.takeAway(t, b.consumer(t))
 	require.True(t, waitFor(t.Context(), func() bool { return strings.Contains(b.logs.String(), "does not use this database") }))
 
 	b.publish(t, "0", 20, 10)
@@ -174,10 +175,10 @@ func (b *bundle) requireNoStorm(t *testing.T) {
 }
 
 // takeAway reads an event of partition 0 with an epoch of its own, and so closes the partition's reader.
-func (b *bundle) takeAway(t *testing.T) {
+func (b *bundle) takeAway(t *testing.T, stranger *azeventhubs.ConsumerClient) {
 	t.Helper()
 	stolen := b.hub.Counters().Stolen
-	pc, err := b.consumer(t).NewPartitionClient("0", epoch(0))
+	pc, err := stranger.NewPartitionClient("0", epoch(0))
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()

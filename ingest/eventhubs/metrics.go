@@ -11,6 +11,7 @@ type Metrics struct {
 	lag        *prometheus.GaugeVec
 	progress   *prometheus.GaugeVec
 	owned      prometheus.Gauge
+	unread     prometheus.Gauge
 	restarts   prometheus.Counter
 	lost       prometheus.Counter
 	strangers  prometheus.Counter
@@ -36,6 +37,7 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 		lag:        gauge("ingest_eventhub_lag_events", "Events in a partition read by this process that are not yet committed."),
 		progress:   gauge("ingest_eventhub_last_progress_timestamp_seconds", "When this process last committed events of a partition."),
 		owned:      prometheus.NewGauge(prometheus.GaugeOpts{Name: "ingest_eventhub_owned_partitions", Help: "Partitions that this process owns."}),
+		unread:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "ingest_eventhub_unread_partitions", Help: "Partitions that this process owns and has not opened; not 0 for long when one cannot be opened."}),
 		restarts:   counter("ingest_eventhub_restarts_total", "Processors of the SDK that ended or hung and were replaced."),
 		lost:       counter("ingest_eventhub_partitions_lost_total", "Partitions that another reader took over; normal while readers come and go."),
 		strangers:  counter("ingest_eventhub_strangers_total", "Partitions taken by a reader outside this checkpoint store: it uses the same consumer group."),
@@ -49,7 +51,7 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 		unwritten:   counter("ingest_eventhub_checkpoint_write_failures_total", "Writes of checkpoints to Blob Storage that failed; each is repeated, or superseded by a later one."),
 	}
 	if registry != nil {
-		registry.MustRegister(m.lag, m.progress, m.owned, m.restarts, m.lost, m.strangers, m.gaps, m.unreadable, m.expired, m.anew, m.unmoved,
+		registry.MustRegister(m.lag, m.progress, m.owned, m.unread, m.restarts, m.lost, m.strangers, m.gaps, m.unreadable, m.expired, m.anew, m.unmoved,
 			m.unconfirmed, m.unwritten)
 	}
 	return m

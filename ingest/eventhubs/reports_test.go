@@ -3,6 +3,7 @@ package eventhubs_test
 import (
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -308,6 +309,35 @@ func TestPartitionThatStopsSilentlyIsNamed(t *testing.T) {
 	require.NoError(t, b.hub.Inject(eventhubstest.Fault{Kind: eventhubstest.FaultClear}))
 	b.await(t, 20, sumOfSequences)
 	require.True(t, waitFor(t.Context(), func() bool { return s.Check(t.Context()) == nil }))
+}
+
+// The same, of a partition that cannot even be opened: neither another Processor nor time changes it, so a person must hear of it.
+func TestPartitionThatCannotBeOpenedIsNamed(t *testing.T) {
+	t.Parallel()
+	b := setup(t, 2)
+	var open atomic.Bool
+	b.hub.SetHooks(eventhubstest.Hooks{OnAttach: func(a eventhubstest.Attach) error {
+		if a.PartitionID == "1" && !open.Load() {
+			return &amqp.Error{Condition: amqp.ErrCondNotAllowed, Description: "not now"}
+		}
+		return nil
+	}})
+	cfg := b.quick()
+	cfg.StrandedAfter, cfg.OwnershipExpiry, cfg.StuckAfter = time.Second, time.Minute, 5*time.Second
+	s, _ := b.run(t, cfg)
+	b.publish(t, "0", 0, 5)
+	b.publish(t, "1", 0, 5)
+	b.await(t, 5, countIntents)
+	var err error
+	require.True(t, waitFor(t.Context(), func() bool {
+		err = s.Check(t.Context())
+		return err != nil && strings.Contains(err.Error(), "partition 1 could not be opened for")
+	}), "%v", err)
+	require.Equal(t, 1, b.count(t, s, "unread_partitions"))
+	require.Positive(t, b.count(t, s, "restarts_total"), "it was not for want of trying")
+	open.Store(true)
+	b.await(t, 10, countIntents)
+	require.True(t, waitFor(t.Context(), func() bool { return s.Check(t.Context()) == nil && b.count(t, s, "unread_partitions") == 0 }))
 }
 
 // azure-sdk-for-python#31258 and azure-sdk-for-java#31204: a link that was opened again began where the first one had begun, or at the

@@ -64,10 +64,10 @@ func (s *Source) session(ctx context.Context, n int) error {
 	readers.Wait()
 	endProcessing(nil)
 	x.awaitEnd(ended)
+	watch.Wait()
 	if err := x.store.giveUp(context.WithoutCancel(ctx)); err != nil {
 		x.logger.WarnContext(ctx, "others must wait for the partitions until their ownership expires", slog.String("error", err.Error()))
 	}
-	watch.Wait()
 	return context.Cause(reading)
 }
 
@@ -193,11 +193,16 @@ func (x *session) lookAround(ctx context.Context) {
 	}
 }
 
-// stranded finds an owned partition that has had no reader for too long; missing remembers since when.
+// stranded finds an owned partition that has had no reader for too long under this Processor; missing remembers since when.
 func (x *session) stranded(missing map[string]time.Time, now time.Time) (partition string, found bool) {
-	owned := x.store.ownedPartitions()
+	owned, known := x.store.ownedPartitions()
+	if !known {
+		return "", false
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	var unread []string
+	defer func() { x.noteUnread(unread, now) }()
 	for p := range missing {
 		if !slices.Contains(owned, p) {
 			delete(missing, p)
@@ -208,14 +213,15 @@ func (x *session) stranded(missing map[string]time.Time, now time.Time) (partiti
 			delete(missing, p)
 			continue
 		}
+		unread = append(unread, p)
 		since, known := missing[p]
 		if !known {
 			missing[p] = now
-		} else if now.Sub(since) > x.cfg.StrandedAfter {
-			return p, true
+		} else if !found && now.Sub(since) > x.cfg.StrandedAfter {
+			partition, found = p, true
 		}
 	}
-	return "", false
+	return partition, found
 }
 
 // look reads the hub's properties and those of the partitions being read. It returns an error only when the session must end.

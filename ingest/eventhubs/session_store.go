@@ -19,6 +19,7 @@ type sessionStore struct {
 	mu      sync.Mutex
 	starts  map[string]start
 	owned   []string
+	claimed bool // owned is known
 	renewal time.Time
 	back    time.Time // when the store answered again after it had been away; ages count from then on
 }
@@ -63,7 +64,7 @@ func (s *sessionStore) ClaimOwnership(ctx context.Context, claims []azeventhubs.
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.renewal = time.Now()
+	s.renewal, s.claimed = time.Now(), true
 	s.owned = s.owned[:0]
 	for _, o := range won {
 		s.owned = append(s.owned, o.PartitionID)
@@ -113,10 +114,11 @@ func (s *sessionStore) SetCheckpoint(context.Context, azeventhubs.Checkpoint, *a
 
 var errCheckpointAlone = errors.New("a checkpoint is written with its batch or not at all")
 
-func (s *sessionStore) ownedPartitions() []string {
+// ownedPartitions are those of the last claim; false while there has been none.
+func (s *sessionStore) ownedPartitions() (owned []string, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Clone(s.owned)
+	return slices.Clone(s.owned), s.claimed
 }
 
 // renewed is when ownerships were last claimed with success.

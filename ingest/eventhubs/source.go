@@ -9,8 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -68,9 +70,10 @@ type Source struct {
 	batches   chan struct{} // holds one for each batch in hand
 
 	mu      sync.Mutex
-	current *session         // nil while none runs
-	gaps    map[string]int64 // by partition: read one by one up to this sequence number
-	taken   map[string]int   // by partition: times in a row that it was taken while the store says that it is ours
+	current *session             // nil while none runs
+	gaps    map[string]int64     // by partition: read one by one up to this sequence number
+	taken   map[string]int       // by partition: times in a row that it was taken while the store says that it is ours
+	unread  map[string]time.Time // by partition that is ours and has no reader: since when, whatever Processors there were meanwhile
 }
 
 // hubKey names a hub and consumer group in the store: lower case, for Event Hubs does not mind the case and the store would.
@@ -104,7 +107,7 @@ func New(cfg Config, recorder *ingest.Recorder, pool *pgxpool.Pool, metrics *Met
 		// Random, for two pods may share a host's name, and a restarted one must not pass for its predecessor.
 		instance:  host + "-" + strings.ToLower(rand.Text()[:8]),
 		positions: target.key.hub, batches: make(chan struct{}, maxBatchesAtOnce),
-		gaps: map[string]int64{}, taken: map[string]int{},
+		gaps: map[string]int64{}, taken: map[string]int{}, unread: map[string]time.Time{},
 	}
 	if cfg.Blob != nil {
 		if s.blob, err = newBlobKeeper(*cfg.Blob, cfg.Credential); err != nil {
@@ -119,6 +122,9 @@ func New(cfg Config, recorder *ingest.Recorder, pool *pgxpool.Pool, metrics *Met
 func (s *Source) Check(context.Context) error {
 	if away, is := s.recorder.DatabaseAway(); is {
 		return fmt.Errorf("the database has been away for %s", away.Round(time.Second))
+	}
+	if err := s.shut(time.Now()); err != nil {
+		return err
 	}
 	s.mu.Lock()
 	current := s.current
@@ -191,6 +197,33 @@ func (s *Source) takenByStranger(partition string, isOurs bool, held time.Durati
 	}
 	s.taken[partition]++
 	return s.taken[partition] > 1
+}
+
+// noteUnread keeps since when partitions are owned and not read; they are all that there are now.
+func (s *Source) noteUnread(partitions []string, now time.Time) {
+	s.metrics.unread.Set(float64(len(partitions)))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.unread
+	s.unread = make(map[string]time.Time, len(partitions))
+	for _, p := range partitions {
+		s.unread[p] = now
+		if since, known := before[p]; known {
+			s.unread[p] = since
+		}
+	}
+}
+
+// shut names a partition that is ours and that no Processor could open for too long.
+func (s *Source) shut(now time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range slices.Sorted(maps.Keys(s.unread)) {
+		if idle := now.Sub(s.unread[p]); idle > s.cfg.StuckAfter {
+			return fmt.Errorf("partition %s could not be opened for %s", p, idle.Round(time.Second))
+		}
+	}
+	return nil
 }
 
 // sleep returns false when ctx ended first.
