@@ -2,7 +2,7 @@
 
 GO      ?= go
 CC      ?= $(shell $(GO) env CC)
-PROGRAMS = ./sql/cmd/migrate ./ingest/cmd/ingest-eventhubs ./charger/cmd/charger \
+PROGRAMS = ./sql/cmd/migrate ./ingest/cmd/ingest-eventhubs ./ingest/cmd/ingest-file ./charger/cmd/charger \
            ./deploy/standin ./deploy/demo ./deploy/localpg/cmd/localpg
 
 # Tools are run at pinned versions and are no part of go.mod.
