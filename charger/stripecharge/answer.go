@@ -15,6 +15,7 @@ type Answer struct {
 	HTTPStatus int    // 0: no answer came
 	RequestID  string // req_... where Stripe answered
 	Replayed   bool   // Stripe sent a stored answer: unless succeeded a snapshot, read by id before it counts
+	KeyEcho    KeyEcho
 	Date       time.Time
 	Took       time.Duration
 
@@ -48,6 +49,17 @@ const (
 	OpCancel   Op = "cancel"
 	OpAccount  Op = "account"
 	OpCustomer Op = "customer"
+)
+
+// KeyEcho is what an answer to a create shows of the idempotency key: Stripe repeats it in a header.
+type KeyEcho string
+
+// What an answer can show of the key. Refusals from before Stripe's idempotency layer, and answers that are not Stripe's,
+// show nothing.
+const (
+	KeyEchoed    KeyEcho = "echoed"
+	KeyChanged   KeyEcho = "changed"    // another key: something between here and Stripe replaces it
+	KeyNotEchoed KeyEcho = "not_echoed" // an object was made, and no key told: it was dropped on the way there, or its header on the way back
 )
 
 // CouldHaveCharged reports whether money may have moved by this call. It is true for everything that

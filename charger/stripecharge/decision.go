@@ -3,7 +3,10 @@ package stripecharge
 import (
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
+
+	"chargeonce/schema"
 )
 
 // Decide finds the row of an answer. r is the frozen request whose charge the answer should show; the
@@ -99,15 +102,30 @@ const (
 // Row is one row of the decision table. Result, Read, Cancel and LookUp are the words for the attempt's
 // result, by what was asked; a class that an operation never has keeps the word for "no".
 type Row struct {
-	Class    Class
-	Shows    string // how the answer looks
-	Money    Money  // about this send alone
-	Result   string // of a create
-	Read     string
-	Cancel   string
-	LookUp   string
-	Resolves bool // may end the doubt of an earlier send under the same key; everything else says nothing about it
+	Class  Class
+	Shows  string // how the answer looks
+	Money  Money  // about this send alone
+	Result string // of a create
+	Read   string
+	Cancel string
+	LookUp string
+
+	// Reason is where a create that is answered so leaves its intent (see Status), a decline after its payment intent was
+	// seen cancelled. While an earlier send is in doubt this holds only for a row that Resolves; every other answer says
+	// nothing about that send, and the intent stays in doubt.
+	Reason   schema.StatusReason
+	Resolves bool
 	Next     Next
+}
+
+// Status is the intent's status to which the row's reason belongs.
+func (r Row) Status() schema.Status {
+	for _, status := range schema.Statuses() {
+		if slices.Contains(status.Reasons(), r.Reason) {
+			return status
+		}
+	}
+	return ""
 }
 
 // Words for attempt results, as the database takes them.
@@ -133,52 +151,58 @@ const (
 )
 
 // failedRow is a row that tells nothing about an object to whoever reads, cancels or looks up.
-func failedRow(class Class, shows string, money Money, result string, next Next) Row {
-	return Row{Class: class, Shows: shows, Money: money, Result: result, Read: resultFailed, Cancel: resultFailed, LookUp: resultFailed, Next: next}
+func failedRow(class Class, shows string, money Money, result string, reason schema.StatusReason, next Next) Row {
+	return Row{Class: class, Shows: shows, Money: money, Result: result, Read: resultFailed, Cancel: resultFailed, LookUp: resultFailed, Reason: reason, Next: next}
 }
 
-func objectRow(class Class, shows string, money Money, result, read, cancel string, next Next) Row {
-	return Row{Class: class, Shows: shows, Money: money, Result: result, Read: read, Cancel: cancel, LookUp: resultFailed, Resolves: true, Next: next}
+func objectRow(class Class, shows string, money Money, result, read, cancel string, reason schema.StatusReason, next Next) Row {
+	return Row{Class: class, Shows: shows, Money: money, Result: result, Read: read, Cancel: cancel, LookUp: resultFailed, Reason: reason, Resolves: true, Next: next}
 }
 
 // Rows is the decision table, in the order in which it is read.
 func Rows() []Row {
+	const (
+		inDoubt = schema.ReasonInDoubt
+		refused = schema.ReasonInvalidRequest
+		queued  = schema.ReasonQueued
+	)
 	return []Row{
-		objectRow(ClassSucceeded, "2xx, the object repeats the request and succeeded", MoneyMoved, resultCharged, resultCharged, resultCharged, NextDone),
-		objectRow(ClassProcessing, "2xx, pending or processing", MoneyUnknown, resultProcessing, resultProcessing, resultOpen, NextReadByID),
-		objectRow(ClassRequiresAction, "2xx, the payer must act", MoneyNot, resultRequiresAction, resultRequiresAction, resultOpen, NextCancel),
-		objectRow(ClassFailedObject, "2xx, the charge failed or the payment intent lost its payment method", MoneyNot, resultDeclined, resultDeclined, resultFailed, NextDecline),
-		objectRow(ClassDeclined, "402 card_error with a request id of Stripe's", MoneyNot, resultDeclined, resultFailed, resultFailed, NextDecline),
-		failedRow(ClassDuplicate, "card_error duplicate_transaction: the issuer saw this payment before", MoneyUnknown, resultUnknown, NextLookUp),
+		objectRow(ClassSucceeded, "2xx, the object repeats the request and succeeded", MoneyMoved, resultCharged, resultCharged, resultCharged, schema.ReasonCharged, NextDone),
+		objectRow(ClassProcessing, "2xx, pending or processing", MoneyUnknown, resultProcessing, resultProcessing, resultOpen, schema.ReasonProcessing, NextReadByID),
+		objectRow(ClassRequiresAction, "2xx, the payer must act", MoneyNot, resultRequiresAction, resultRequiresAction, resultOpen, schema.ReasonCancelling, NextCancel),
+		objectRow(ClassFailedObject, "2xx, the charge failed or the payment intent lost its payment method", MoneyNot, resultDeclined, resultDeclined, resultFailed, schema.ReasonCardDeclined, NextDecline),
+		objectRow(ClassDeclined, "402 card_error with a request id of Stripe's", MoneyNot, resultDeclined, resultFailed, resultFailed, schema.ReasonCardDeclined, NextDecline),
+		failedRow(ClassDuplicate, "card_error duplicate_transaction: the issuer saw this payment before", MoneyUnknown, resultUnknown, inDoubt, NextLookUp),
 		{
 			Class: ClassMismatch, Shows: "2xx with an empty or another object, or a decline that shows a paid one", Money: MoneyUnknown,
-			Result: resultMismatch, Read: resultMismatch, Cancel: resultFailed, LookUp: resultFailed, Next: NextReview,
+			Result: resultMismatch, Read: resultMismatch, Cancel: resultFailed, LookUp: resultFailed, Reason: inDoubt, Next: NextReview,
 		},
-		failedRow(ClassUnparsable, "2xx cut short or not JSON", MoneyUnknown, resultUnknown, NextRetry),
-		failedRow(ClassInvalidRequest, "4xx invalid_request_error with a request id of Stripe's", MoneyNot, resultInvalid, NextOperator),
-		failedRow(ClassIdempotencyError, "idempotency_error: the key was used with other parameters", MoneyUnknown, resultIdempotencyError, NextReview),
-		failedRow(ClassUnauthorized, "401 or 403 of Stripe's", MoneyNot, resultUnauthorized, NextReissue),
-		failedRow(ClassDenied, "401, 402, 403 or 429 that is not Stripe's", MoneyNot, resultDenied, NextPauseRun),
-		failedRow(ClassKeyInUse, "409 of Stripe's: another send under this key is in progress", MoneyUnknown, resultKeyInUse, NextRetry),
-		failedRow(ClassRateLimited, "429 with an error object of Stripe's", MoneyNot, resultRateLimited, NextSlowDown),
-		failedRow(ClassLockTimeout, "429 lock_timeout: another change of the same customer is in progress", MoneyNot, resultRateLimited, NextRetry),
-		failedRow(ClassFailedDependency, "424: something Stripe depends on failed", MoneyUnknown, resultUnknown, NextRetry),
-		failedRow(ClassServerError, "5xx api_error with a request id: Stripe may still carry it out later", MoneyUnknown, resultServerError, NextLookUp),
-		failedRow(ClassBadGateway, "5xx that is not Stripe's", MoneyUnknown, resultUnknown, NextRetry),
-		failedRow(ClassRedirect, "3xx", MoneyUnknown, resultUnknown, NextRetry),
-		failedRow(ClassUnreadableError, "4xx that is neither a known refusal of Stripe's nor a known denial", MoneyUnknown, resultUnknown, NextRetry),
-		failedRow(ClassNotSent, "no connection, or the time to send had passed: no complete request left", MoneyNot, resultNotSent, NextRetry),
-		failedRow(ClassTimeout, "sent, and no answer in time", MoneyUnknown, resultUnknown, NextRetry),
-		failedRow(ClassConnectionLost, "sent, and the connection ended without an answer", MoneyUnknown, resultUnknown, NextRetry),
-		failedRow(ClassLocalError, "refused here: the request cannot be sent", MoneyNot, resultInvalid, NextOperator),
+		failedRow(ClassUnparsable, "2xx cut short or not JSON", MoneyUnknown, resultUnknown, inDoubt, NextRetry),
+		failedRow(ClassInvalidRequest, "4xx invalid_request_error with a request id of Stripe's", MoneyNot, resultInvalid, refused, NextOperator),
+		failedRow(ClassIdempotencyError, "idempotency_error: the key was used with other parameters", MoneyUnknown, resultIdempotencyError, inDoubt, NextReview),
+		failedRow(ClassUnauthorized, "401 or 403 of Stripe's", MoneyNot, resultUnauthorized, schema.ReasonRunPaused, NextReissue),
+		failedRow(ClassDenied, "401, 402, 403 or 429 that is not Stripe's", MoneyNot, resultDenied, schema.ReasonRunPaused, NextPauseRun),
+		failedRow(ClassKeyInUse, "409 of Stripe's: another send under this key is in progress", MoneyUnknown, resultKeyInUse, inDoubt, NextRetry),
+		failedRow(ClassRateLimited, "429 with an error object of Stripe's", MoneyNot, resultRateLimited, queued, NextSlowDown),
+		failedRow(ClassLockTimeout, "429 lock_timeout: another change of the same customer is in progress", MoneyNot, resultRateLimited, queued, NextRetry),
+		failedRow(ClassFailedDependency, "424: something Stripe depends on failed", MoneyUnknown, resultUnknown, inDoubt, NextRetry),
+		failedRow(ClassServerError, "5xx api_error with a request id: Stripe may still carry it out later", MoneyUnknown, resultServerError, inDoubt, NextLookUp),
+		failedRow(ClassBadGateway, "5xx that is not Stripe's", MoneyUnknown, resultUnknown, inDoubt, NextRetry),
+		failedRow(ClassRedirect, "3xx", MoneyUnknown, resultUnknown, inDoubt, NextRetry),
+		failedRow(ClassUnreadableError, "4xx that is neither a known refusal of Stripe's nor a known denial", MoneyUnknown, resultUnknown, inDoubt, NextRetry),
+		failedRow(ClassNotSent, "no connection, or the time to send had passed: no complete request left", MoneyNot, resultNotSent, queued, NextRetry),
+		failedRow(ClassTimeout, "sent, and no answer in time", MoneyUnknown, resultUnknown, inDoubt, NextRetry),
+		failedRow(ClassConnectionLost, "sent, and the connection ended without an answer", MoneyUnknown, resultUnknown, inDoubt, NextRetry),
+		failedRow(ClassLocalError, "refused here: the request cannot be sent", MoneyNot, resultInvalid, refused, NextOperator),
 		{
 			Class: ClassOpen, Shows: "the object can still be paid", Money: MoneyUnknown,
-			Result: resultUnknown, Read: resultOpen, Cancel: resultOpen, LookUp: resultFailed, Next: NextCancel,
+			Result: resultUnknown, Read: resultOpen, Cancel: resultOpen, LookUp: resultFailed, Reason: inDoubt, Next: NextCancel,
 		},
-		objectRow(ClassCanceled, "the object is cancelled", MoneyNot, resultDeclined, resultCanceled, resultCanceled, NextDecline),
+		// No answer to a create: should one show it all the same, its object is read first.
+		objectRow(ClassCanceled, "the object is cancelled", MoneyNot, resultDeclined, resultCanceled, resultCanceled, inDoubt, NextDecline),
 		{
 			Class: ClassAnswered, Shows: "the list, account or customer was read", Money: MoneyUnknown,
-			Result: resultUnknown, Read: resultFailed, Cancel: resultFailed, LookUp: resultAbsent, Next: NextGiveCause,
+			Result: resultUnknown, Read: resultFailed, Cancel: resultFailed, LookUp: resultAbsent, Reason: inDoubt, Next: NextGiveCause,
 		},
 	}
 }
@@ -190,7 +214,7 @@ func RowOf(class Class) Row {
 			return row
 		}
 	}
-	return failedRow(class, "not in the table", MoneyUnknown, resultUnknown, NextLookUp)
+	return failedRow(class, "not in the table", MoneyUnknown, resultUnknown, schema.ReasonInDoubt, NextLookUp)
 }
 
 // fromStripe reports whether the error is Stripe's by its body and its request id.
@@ -253,8 +277,11 @@ func decideSuccess(a Answer, r Request) Class {
 	return ClassMismatch // a status that our parameters cannot lead to
 }
 
-// decideOpenObject reads the status an object has now.
+// decideOpenObject reads the status an object has now. A charge by itself is never open: nothing of it could be cancelled.
 func decideOpenObject(o Object) Class {
+	if o.Kind == KindCharge && o.Status != StatusSucceeded && o.Status != StatusPending && o.Status != StatusFailed {
+		return ClassMismatch
+	}
 	switch o.Status {
 	case StatusSucceeded:
 		if o.checkKind() != nil || !o.Captured || !isChargeID(o.ChargeID) {
@@ -315,7 +342,7 @@ func decideRefusal(a Answer, r Request) Class {
 
 // decideDecline reads a decline of Stripe's. It resolves doubt, so it must not contradict itself.
 func decideDecline(a Answer, r Request) Class {
-	if a.DeclineCode == codeDuplicate || a.ErrorCode == codeDuplicate {
+	if a.DeclineCode == CodeDuplicate || a.ErrorCode == CodeDuplicate {
 		return ClassDuplicate
 	}
 	if a.Object == nil || a.Object.Kind != KindPaymentIntent {

@@ -18,6 +18,18 @@ func KindOfDecline(errorCode, declineCode, adviceCode string) DeclineKind {
 	return DeclineSoft
 }
 
+// CureOfDecline says in one sentence what a person should do about a decline. Nothing is tried again by itself: a decline
+// stands for its key, and is sent again by Stripe for as long as the key is known.
+func CureOfDecline(errorCode, declineCode, adviceCode string) string {
+	kind := KindOfDecline(errorCode, declineCode, adviceCode)
+	for _, row := range cures() {
+		if row.kind == kind && (len(row.codes) == 0 || slices.Contains(row.codes, declineCode)) {
+			return row.cure
+		}
+	}
+	return "find out at Stripe why the bank refused"
+}
+
 // DeclineKind is what a decline means for the customer.
 type DeclineKind string
 
@@ -30,8 +42,10 @@ const (
 	DeclineAuthentication DeclineKind = "authentication" // the cardholder must be present
 )
 
+// CodeDuplicate is the decline code of a bank that saw the same payment just before: money may have moved by another one.
+const CodeDuplicate = "duplicate_transaction"
+
 const (
-	codeDuplicate     = "duplicate_transaction"
 	codeDoNotTryAgain = "do_not_try_again"
 	codeGeneric       = "generic_decline"
 )
@@ -39,6 +53,35 @@ const (
 type declineRow struct {
 	kind  DeclineKind
 	codes []string
+}
+
+type cureRow struct {
+	kind  DeclineKind
+	codes []string // decline codes; empty: all the others of this kind
+	cure  string
+}
+
+// cures is read from above; the last row of a kind is for every code of it.
+func cures() []cureRow {
+	return []cureRow{
+		{DeclineAuthentication, nil, "the customer must pay once while present: the bank asks for the cardholder"},
+		{DeclineNoCard, nil, "the customer must store a card, then the intent can be retried"},
+		{
+			// Stripe asks for these to be shown as any other decline: whoever holds the card may not be its owner.
+			DeclineHard,
+			[]string{"lost_card", "stolen_card", "pickup_card", "fraudulent", "merchant_blacklist", "security_violation"},
+			"never with this card: ask for another one, and say no more than that the card was declined",
+		},
+		{DeclineHard, nil, "never with this card: the customer must give another one, then the intent can be retried"},
+		{DeclineCardData, nil, "the customer must correct the card's data, then the intent can be retried"},
+		{
+			DeclineSoft,
+			[]string{"insufficient_funds", "card_velocity_exceeded", "withdrawal_count_limit_exceeded"},
+			"may go through another day: retry the intent then, a few times at most",
+		},
+		{DeclineSoft, []string{CodeDuplicate}, "see whether another payment of this sum exists, here or beside: the bank saw one just before; retry only if there is none"},
+		{DeclineSoft, nil, "may go through later: retry the intent once or twice, else the customer must ask the bank"},
+	}
 }
 
 func declineCodes() []declineRow {
@@ -57,7 +100,7 @@ func declineCodes() []declineRow {
 		{DeclineSoft, []string{
 			"insufficient_funds", "card_velocity_exceeded", "withdrawal_count_limit_exceeded", "try_again_later", "issuer_not_available",
 			"processing_error", "reenter_transaction", "approve_with_id", "no_action_taken", codeGeneric, "do_not_honor", "call_issuer",
-			"invalid_amount", "pin_try_exceeded", "testmode_decline", "card_declined",
+			"invalid_amount", "pin_try_exceeded", "testmode_decline", "card_declined", CodeDuplicate,
 		}},
 	}
 }

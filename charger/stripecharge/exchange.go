@@ -153,7 +153,24 @@ func (x *exchange) answer(object *Object, err error) Answer {
 			a.Message = x.hide(object.failureMessage)
 		}
 	}
+	a.KeyEcho = x.keyEcho(a)
 	return a
+}
+
+// keyEcho compares the key that Stripe says it took with the one that was sent.
+func (x *exchange) keyEcho(a Answer) KeyEcho {
+	if x.frozen == nil {
+		return ""
+	}
+	switch told := x.header.Get("Idempotency-Key"); {
+	case told == x.frozen.IdempotencyKey:
+		return KeyEchoed
+	case told != "":
+		return KeyChanged
+	case a.Object != nil && a.Object.ID != "" && strings.HasPrefix(a.RequestID, requestIDPrefix):
+		return KeyNotEchoed
+	}
+	return ""
 }
 
 func (x *exchange) fillHeaders(a *Answer) {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -55,6 +56,20 @@ func TestM06DeclinedPaymentIntentIsCancelled(t *testing.T) {
 	read := s.client.Read(t.Context(), id)
 	require.Equal(t, "canceled", read.Result())
 	require.True(t, read.Object.Dead())
+}
+
+// A payment intent that somebody could still pay, capture or confirm later would be a second way to the same money.
+func TestM06PaymentIntentIsPaidAtOnceOrNotAtAll(t *testing.T) {
+	t.Parallel()
+	form, err := url.ParseQuery(string(testRequest(t, APIPaymentIntents, "cus_1").Body))
+	require.NoError(t, err)
+	for name, value := range map[string]string{
+		"payment_method_types[0]": "card", "capture_method": "automatic", "confirm": "true", "off_session": "true", "error_on_requires_action": "true",
+	} {
+		require.Equal(t, []string{value}, form[name], name)
+	}
+	require.NotContains(t, form, "payment_method_types[1]")
+	require.NotContains(t, form, "setup_future_usage")
 }
 
 func TestM06CancelOfPaidPaymentIntentShowsTheCharge(t *testing.T) {
@@ -256,17 +271,33 @@ func TestStoredRequestThatDisagreesWithItsBytesIsNotSent(t *testing.T) {
 	require.Zero(t, s.Stats().Requests)
 }
 
-func TestDeclineKinds(t *testing.T) {
+// Every decline code stands once in the table, whichever of Stripe's fields it comes in, and says what a person should do.
+func TestDeclineCodes(t *testing.T) {
 	t.Parallel()
 	seen := map[string]DeclineKind{}
 	for _, row := range declineCodes() {
 		for _, code := range row.codes {
+			t.Run(code, func(t *testing.T) {
+				t.Parallel()
+				require.Equal(t, row.kind, KindOfDecline("", code, ""))
+				require.Equal(t, row.kind, KindOfDecline(code, "", ""))
+				require.Equal(t, row.kind, KindOfDecline("card_declined", code, "try_again_later"))
+				require.Equal(t, DeclineHard, KindOfDecline("card_declined", code, "do_not_try_again"), "the advice wins")
+				require.NotEmpty(t, CureOfDecline("", code, ""))
+				require.Contains(t, CureOfDecline("card_declined", code, "do_not_try_again"), "never with this card")
+			})
 			require.NotContains(t, seen, code, "stands twice")
 			seen[code] = row.kind
-			require.Equal(t, row.kind, KindOfDecline("", code, ""))
 		}
 	}
 	require.Equal(t, DeclineSoft, KindOfDecline("card_declined", "a_new_code", ""))
 	require.Equal(t, DeclineHard, KindOfDecline("card_declined", "a_new_code", "do_not_try_again"))
 	require.Equal(t, DeclineCardData, KindOfDecline("expired_card", "", ""))
+	for code, says := range map[string]string{
+		"lost_card": "say no more than that the card was declined", "restricted_card": "must give another one", "insufficient_funds": "another day",
+		"expired_card": "must correct the card's data", "missing": "must store a card", "authentication_required": "while present",
+		"duplicate_transaction": "another payment of this sum", "a_new_code": "ask the bank",
+	} {
+		require.Contains(t, CureOfDecline("", code, ""), says, code)
+	}
 }
