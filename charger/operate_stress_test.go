@@ -63,6 +63,7 @@ func TestM21BooksAgreeWhateverPeopleDecide(t *testing.T) {
 	b.requireNothingDenied(t, len(ids))
 	b.requireTerms(t)
 	b.requireAllocated(t)
+	b.requireNoDeadlock(t)
 }
 
 // tally counts what was done and what was refused, by kind.

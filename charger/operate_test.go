@@ -564,3 +564,67 @@ func TestM13SuccessThatComesAfterAPersonsDecisionIsRecorded(t *testing.T) {
 		})
 	}
 }
+
+func TestM16NothingDueAndVoidedAreTakenUpAgain(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	ids := b.intend(t, 1000, "usd", "cus_voided")
+	b.open(t, "100.00", "usd")
+	var zero int64
+	require.NoError(t, b.owner.QueryRow(t.Context(), `
+		INSERT INTO billing.intents (namespace, customer_id, billing_period, idempotency_key, stripe_customer_id, amount_cents, currency, status, status_reason, source, source_position)
+		VALUES ($1, 'zero', $2, $3, 'cus_zero', 0, 'usd', 'nothing_due', 'zero_amount', 'test', 'zero') RETURNING id`,
+		testNamespace, testPeriod, schema.IdempotencyKey("zero", testPeriod, testNamespace, 1)).Scan(&zero))
+	o := b.person(t)
+	requireRefused(t, o.Void(t.Context(), zero), "nothing_due", "only pending, declined and parked")
+	requireRefused(t, o.Park(t.Context(), zero), "nothing_due", "only pending and charging")
+	_, err := o.Retry(t.Context(), zero)
+	requireRefused(t, err, "nothing_due", "amount of 0", "intents correct")
+	renewed, err := o.Correct(t.Context(), zero, NewTerms{Amount: new("10")})
+	require.NoError(t, err)
+	require.Equal(t, int32(1), renewed.KeyGeneration)
+	require.NoError(t, o.Void(t.Context(), ids[0]))
+	_, err = o.Retry(t.Context(), ids[0])
+	require.NoError(t, err)
+	start(t, b.config(t))
+	b.untilStatus(t, schema.StatusCharged, zero, ids[0])
+	b.once(t, 1000, zero, ids[0])
+	b.requireAllocated(t)
+}
+
+// A finish holds its intent and wants its run; a person's command holds the run and wants the intent. The person gives way.
+func TestPersonGivesWayToAFinish(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	id := b.intend(t, 1000, "usd", "cus_1")[0]
+	b.open(t, "100.00", "usd")
+	c, err := New(b.config(t))
+	require.NoError(t, err)
+	require.NoError(t, c.dispatchAll(t.Context(), false, false))
+	finish, err := b.owner.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = finish.Exec(t.Context(), `SELECT 1 FROM billing.intents WHERE id = $1 FOR NO KEY UPDATE`, id)
+	require.NoError(t, err)
+	o := b.person(t)
+	voided := make(chan error, 1)
+	go func() { voided <- o.Void(t.Context(), id) }()
+	require.Eventually(t, func() bool { // it has met the locked row
+		var rollbacks int
+		err := b.owner.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query ILIKE '%rollback%' AND pid <> pg_backend_pid()`).Scan(&rollbacks)
+		return err == nil && rollbacks > 0
+	}, 20*time.Second, time.Millisecond)
+	_, err = finish.Exec(t.Context(), `UPDATE billing.runs SET updated_at = now()`)
+	require.NoError(t, err)
+	require.NoError(t, finish.Commit(t.Context()))
+	require.NoError(t, <-voided)
+	require.Equal(t, "voided", b.intent(t, id).Status)
+	b.requireNoDeadlock(t)
+}
+
+// requireNoDeadlock asks Postgres whether it ever had to end one.
+func (b *bundle) requireNoDeadlock(t *testing.T) {
+	t.Helper()
+	var deadlocks int
+	require.NoError(t, b.owner.QueryRow(t.Context(), `SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()`).Scan(&deadlocks))
+	require.Zero(t, deadlocks)
+}

@@ -214,7 +214,7 @@ WHERE (@namespace::text = '' OR i.namespace = @namespace::text)
   AND (@currency::text = '' OR i.currency = @currency::text)
   AND (@status::text = '' OR i.status = @status::text)
   AND (@status_reason::text = '' OR i.status_reason = @status_reason::text)
-  AND (@customer::text = '' OR i.customer_id = @customer::text OR i.stripe_customer_id = @customer::text)
+  AND (@customer::text = '' OR i.customer_id = @customer::text OR (@customer::text LIKE 'cus\_%' AND i.stripe_customer_id = @customer::text))
   AND i.id > @after_id
 ORDER BY i.id LIMIT @max_rows;
 
@@ -244,7 +244,7 @@ WHERE (@namespace::text = '' OR i.namespace = @namespace::text)
   AND (@currency::text = '' OR i.currency = @currency::text)
   AND (@status::text = '' OR i.status = @status::text)
   AND (@status_reason::text = '' OR i.status_reason = @status_reason::text)
-  AND (@customer::text = '' OR i.customer_id = @customer::text OR i.stripe_customer_id = @customer::text)
+  AND (@customer::text = '' OR i.customer_id = @customer::text OR (@customer::text LIKE 'cus\_%' AND i.stripe_customer_id = @customer::text))
   AND i.id > @after_id
 ORDER BY d.in_doubt_since, i.id LIMIT @max_rows;
 
@@ -261,7 +261,7 @@ ORDER BY i.id LIMIT 20;
 SELECT i.id, i.namespace, i.billing_period, i.customer_id, i.status FROM billing.intents i
 WHERE i.billing_period = @billing_period AND (@namespace::text = '' OR i.namespace = @namespace::text)
   AND i.namespace IN (SELECT n.namespace FROM billing.namespaces n)
-  AND (i.customer_id = @customer OR i.stripe_customer_id = @customer)
+  AND (i.customer_id = @customer::text OR (@customer::text LIKE 'cus\_%' AND i.stripe_customer_id = @customer::text))
 ORDER BY i.namespace, i.id LIMIT 20;
 
 -- name: IntentStory :one

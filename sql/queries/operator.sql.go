@@ -650,7 +650,7 @@ const intentFindByCustomer = `-- name: IntentFindByCustomer :many
 SELECT i.id, i.namespace, i.billing_period, i.customer_id, i.status FROM billing.intents i
 WHERE i.billing_period = $1 AND ($2::text = '' OR i.namespace = $2::text)
   AND i.namespace IN (SELECT n.namespace FROM billing.namespaces n)
-  AND (i.customer_id = $3 OR i.stripe_customer_id = $3)
+  AND (i.customer_id = $3::text OR ($3::text LIKE 'cus\_%' AND i.stripe_customer_id = $3::text))
 ORDER BY i.namespace, i.id LIMIT 20
 `
 
@@ -748,7 +748,7 @@ WHERE ($1::text = '' OR i.namespace = $1::text)
   AND ($3::text = '' OR i.currency = $3::text)
   AND ($4::text = '' OR i.status = $4::text)
   AND ($5::text = '' OR i.status_reason = $5::text)
-  AND ($6::text = '' OR i.customer_id = $6::text OR i.stripe_customer_id = $6::text)
+  AND ($6::text = '' OR i.customer_id = $6::text OR ($6::text LIKE 'cus\_%' AND i.stripe_customer_id = $6::text))
   AND i.id > $7
 ORDER BY i.id LIMIT $8
 `
@@ -858,7 +858,7 @@ WHERE ($2::text = '' OR i.namespace = $2::text)
   AND ($4::text = '' OR i.currency = $4::text)
   AND ($5::text = '' OR i.status = $5::text)
   AND ($6::text = '' OR i.status_reason = $6::text)
-  AND ($7::text = '' OR i.customer_id = $7::text OR i.stripe_customer_id = $7::text)
+  AND ($7::text = '' OR i.customer_id = $7::text OR ($7::text LIKE 'cus\_%' AND i.stripe_customer_id = $7::text))
   AND i.id > $8
 ORDER BY d.in_doubt_since, i.id LIMIT $9
 `
