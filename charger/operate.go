@@ -25,13 +25,13 @@ type Operator struct {
 	Reason string // why; needed for every change
 }
 
-// hold locks the intent, with the runs that a change of it may touch, and hands over what is known about it. currency is that of
+// change locks the intent, with the runs that a change of it may touch, and hands over what is known about it. currency is that of
 // the intent's new terms, if it gets any.
 //
 // Runs are locked before the intent, as the dispatcher does it. A finish holds the intent and wants its run, so the intent is not
 // waited for: while somebody holds it, all is let go and tried again.
-func (o Operator) hold(ctx context.Context, id int64, currency string, do func(ctx context.Context, tx pgx.Tx, in held) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, holdWithin, fmt.Errorf("intent %d is worked on without a pause of %s", id, holdWithin))
+func (o Operator) change(ctx context.Context, id int64, currency string, do func(ctx context.Context, tx pgx.Tx, in locked) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, lockWithin, fmt.Errorf("intent %d is worked on without a pause of %s", id, lockWithin))
 	defer cancel()
 	for pause := 2 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
 		err := pgx.BeginFunc(ctx, o.Pool, func(tx pgx.Tx) error {
@@ -54,42 +54,42 @@ func (o Operator) hold(ctx context.Context, id int64, currency string, do func(c
 	}
 }
 
-// holdWithin bounds how long an intent that others work on is tried to be locked.
-const holdWithin = 20 * time.Second
+// lockWithin bounds how long an intent that others work on is tried to be locked.
+const lockWithin = 20 * time.Second
 
-// held is a locked intent, what is known about it, and the runs locked with it.
-type held struct {
+// locked is an intent under its lock, what is known about it, and the runs locked with it.
+type locked struct {
 	queries.IntentEvidenceRow
 	runs []queries.RunLockForIntentRow
 }
 
-func (o Operator) lock(ctx context.Context, tx pgx.Tx, id int64, currency string) (held, error) {
+func (o Operator) lock(ctx context.Context, tx pgx.Tx, id int64, currency string) (locked, error) {
 	q := queries.New()
 	runs, err := q.RunLockForIntent(ctx, tx, queries.RunLockForIntentParams{IntentID: id, Currency: currency})
 	if err != nil {
-		return held{}, fmt.Errorf("lock the runs of intent %d: %w", id, err)
+		return locked{}, fmt.Errorf("lock the runs of intent %d: %w", id, err)
 	}
 	if _, err := q.IntentLockNow(ctx, tx, id); errors.Is(err, pgx.ErrNoRows) {
-		return held{}, noIntent(id)
+		return locked{}, noIntent(id)
 	} else if err != nil {
-		return held{}, fmt.Errorf("lock intent %d: %w", id, err)
+		return locked{}, fmt.Errorf("lock intent %d: %w", id, err)
 	}
 	evidence, err := q.IntentEvidence(ctx, tx, id)
 	if err != nil {
-		return held{}, fmt.Errorf("read intent %d: %w", id, err)
+		return locked{}, fmt.Errorf("read intent %d: %w", id, err)
 	}
-	in := held{IntentEvidenceRow: evidence, runs: runs}
+	in := locked{IntentEvidenceRow: evidence, runs: runs}
 	if in.RunID != nil && in.runByID(*in.RunID) == nil {
-		return held{}, errMoved // it was dispatched between the two locks
+		return locked{}, errMoved // it was dispatched between the two locks
 	}
 	if currency == "" && in.runOf(in.Currency) == nil {
 		// No run of its currency, or its currency was corrected between the two locks.
 		_, err := q.RunGet(ctx, tx, queries.RunGetParams{Namespace: in.Namespace, BillingPeriod: in.BillingPeriod, Currency: in.Currency})
 		if err == nil {
-			return held{}, errMoved
+			return locked{}, errMoved
 		}
 		if !errors.Is(err, pgx.ErrNoRows) {
-			return held{}, fmt.Errorf("read the run of intent %d: %w", id, err)
+			return locked{}, fmt.Errorf("read the run of intent %d: %w", id, err)
 		}
 	}
 	return in, nil
@@ -111,7 +111,7 @@ func noIntent(id int64) *RefusedError {
 	return &RefusedError{Problem: fmt.Sprintf("there is no intent %d", id), Cure: "see `charger intents list`"}
 }
 
-func (in held) runByID(id int64) *queries.RunLockForIntentRow {
+func (in locked) runByID(id int64) *queries.RunLockForIntentRow {
 	for i := range in.runs {
 		if in.runs[i].ID == id {
 			return &in.runs[i]
@@ -121,7 +121,7 @@ func (in held) runByID(id int64) *queries.RunLockForIntentRow {
 }
 
 // runOf is the run of the intent's namespace and period in this currency, nil if there is none.
-func (in held) runOf(currency string) *queries.RunLockForIntentRow {
+func (in locked) runOf(currency string) *queries.RunLockForIntentRow {
 	for i := range in.runs {
 		if in.runs[i].Currency == currency {
 			return &in.runs[i]
@@ -131,7 +131,7 @@ func (in held) runOf(currency string) *queries.RunLockForIntentRow {
 }
 
 // openRun is the run that terms in this currency need.
-func (in held) openRun(currency string) (int64, error) {
+func (in locked) openRun(currency string) (int64, error) {
 	which := fmt.Sprintf("--namespace %s --period %s --currency %s", in.Namespace, in.BillingPeriod, currency)
 	run := in.runOf(currency)
 	switch {
@@ -155,13 +155,13 @@ func (in held) openRun(currency string) (int64, error) {
 }
 
 // stands says where the intent stands, for a refusal.
-func (in held) stands() string {
+func (in locked) stands() string {
 	return fmt.Sprintf("intent %d is %s (%s)", in.ID, in.Status, in.StatusReason)
 }
 
-// settledRefusal is why no person may move the intent at all: it is charged, a call is on its way, or what was sent may have been
+// moveRefusal is why no person may move the intent at all: it is charged, a call is on its way, or what was sent may have been
 // carried out. nil means that everything that was ever sent for it has surely moved nothing, and that nothing can be paid any more.
-func (in held) settledRefusal() error {
+func (in locked) moveRefusal() error {
 	switch {
 	case schema.Status(in.Status) == schema.StatusCharged:
 		return in.chargedRefusal()
@@ -181,25 +181,25 @@ func (in held) settledRefusal() error {
 	return nil
 }
 
-func (in held) chargedRefusal() error {
+func (in locked) chargedRefusal() error {
 	return &RefusedError{
 		Problem: fmt.Sprintf("intent %d is charged (%s), and that is final", in.ID, deref(in.ChargeID)),
 		Cure:    "money is given back by a refund at Stripe",
 	}
 }
 
-func (in held) leaseRefusal() error {
+func (in locked) leaseRefusal() error {
 	return &RefusedError{Problem: in.stands() + ", and the lease of a call to Stripe is running", Cure: "try again when it has ended, in a minute at most"}
 }
 
-func (in held) doubtCure() string {
+func (in locked) doubtCure() string {
 	if schema.Status(in.Status) == schema.StatusCharging {
 		return fmt.Sprintf("it is looked up by itself; with evidence a person ends it: `charger intents resolve %d --charged ch_...` or `--not-charged`", in.ID)
 	}
 	return fmt.Sprintf("resolve it: `charger intents resolve %d --charged ch_...` or `--not-charged`", in.ID)
 }
 
-func (in held) objectCure() string {
+func (in locked) objectCure() string {
 	if schema.Status(in.Status) == schema.StatusParked {
 		return fmt.Sprintf("`charger intents unpark %d` reads it and cancels it if it is open; if it was paid, `charger intents resolve %d --charged %s`", in.ID, in.ID, in.OpenObject)
 	}
@@ -214,7 +214,7 @@ func calls(n int64) string {
 }
 
 // giveBack returns the intent's reservation to its run; the move of the intent in the same transaction ends it there.
-func (in held) giveBack(ctx context.Context, tx pgx.Tx) error {
+func (in locked) giveBack(ctx context.Context, tx pgx.Tx) error {
 	if in.ReservedCents == nil || in.RunID == nil {
 		return nil
 	}
@@ -249,7 +249,7 @@ type stood struct {
 	ReservedCents  *int64  `json:"reserved_cents,omitempty"`
 }
 
-func (in held) stood() stood {
+func (in locked) stood() stood {
 	return stood{
 		Status: in.Status, StatusReason: in.StatusReason, KeyGeneration: in.KeyGeneration, AmountCents: in.AmountCents, Currency: in.Currency,
 		StripeCustomer: in.StripeCustomerID, PaymentMethod: in.PaymentMethod, Description: in.Description, ReservedCents: in.ReservedCents,

@@ -21,7 +21,7 @@ func (o Operator) Keep(ctx context.Context, conflictID int64) error {
 	if err != nil {
 		return err
 	}
-	return o.hold(ctx, conflict.IntentID, "", func(ctx context.Context, tx pgx.Tx, in held) error {
+	return o.change(ctx, conflict.IntentID, "", func(ctx context.Context, tx pgx.Tx, in locked) error {
 		q := queries.New()
 		rows, err := q.ConflictResolve(ctx, tx, queries.ConflictResolveParams{ID: conflictID, Resolution: new("kept_first"), ResolvedBy: &o.Actor})
 		if err != nil {
@@ -47,7 +47,7 @@ func (o Operator) Take(ctx context.Context, conflictID int64) (Renewed, error) {
 	if err != nil {
 		return Renewed{}, err
 	}
-	return o.renew(ctx, conflict.IntentID, conflict.Currency, "conflict_take", func(in held) (terms, any, error) {
+	return o.renew(ctx, conflict.IntentID, conflict.Currency, "conflict_take", func(in locked) (terms, any, error) {
 		to := terms{
 			amountCents: conflict.AmountCents, currency: conflict.Currency, stripeCustomer: conflict.StripeCustomerID,
 			paymentMethod: deref(conflict.PaymentMethod), description: deref(conflict.Description),

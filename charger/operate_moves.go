@@ -17,7 +17,7 @@ func (o Operator) Void(ctx context.Context, id int64) error {
 	if err := o.checkReason(); err != nil {
 		return err
 	}
-	return o.hold(ctx, id, "", func(ctx context.Context, tx pgx.Tx, in held) error {
+	return o.change(ctx, id, "", func(ctx context.Context, tx pgx.Tx, in locked) error {
 		if err := in.voidRefusal(); err != nil {
 			return err
 		}
@@ -36,8 +36,8 @@ func (o Operator) Void(ctx context.Context, id int64) error {
 	})
 }
 
-func (in held) voidRefusal() error {
-	if err := in.settledRefusal(); err != nil {
+func (in locked) voidRefusal() error {
+	if err := in.moveRefusal(); err != nil {
 		return err
 	}
 	switch schema.Status(in.Status) {
@@ -56,7 +56,7 @@ func (o Operator) Park(ctx context.Context, id int64) error {
 	if err := o.checkReason(); err != nil {
 		return err
 	}
-	return o.hold(ctx, id, "", func(ctx context.Context, tx pgx.Tx, in held) error {
+	return o.change(ctx, id, "", func(ctx context.Context, tx pgx.Tx, in locked) error {
 		if err := in.parkRefusal(); err != nil {
 			return err
 		}
@@ -70,7 +70,7 @@ func (o Operator) Park(ctx context.Context, id int64) error {
 	})
 }
 
-func (in held) parkRefusal() error {
+func (in locked) parkRefusal() error {
 	switch status := schema.Status(in.Status); {
 	case status == schema.StatusCharged:
 		return in.chargedRefusal()
@@ -90,7 +90,7 @@ func (o Operator) Unpark(ctx context.Context, id int64) (inDoubt bool, err error
 	if err := o.checkReason(); err != nil {
 		return false, err
 	}
-	err = o.hold(ctx, id, "", func(ctx context.Context, tx pgx.Tx, in held) error {
+	err = o.change(ctx, id, "", func(ctx context.Context, tx pgx.Tx, in locked) error {
 		if err := in.unparkRefusal(); err != nil {
 			return err
 		}
@@ -108,7 +108,7 @@ func (o Operator) Unpark(ctx context.Context, id int64) (inDoubt bool, err error
 	return inDoubt, err
 }
 
-func (in held) unparkRefusal() error {
+func (in locked) unparkRefusal() error {
 	status, reason := schema.Status(in.Status), schema.StatusReason(in.StatusReason)
 	switch {
 	case status == schema.StatusCharged:

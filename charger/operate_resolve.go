@@ -100,7 +100,7 @@ func (c *Charger) ask(ctx context.Context, o Operator, id int64, op stripecharge
 	if err != nil {
 		return asking{}, fmt.Errorf("read intent %d: %w", id, err)
 	}
-	in := held{IntentEvidenceRow: evidence}
+	in := locked{IntentEvidenceRow: evidence}
 	if err := in.resolveRefusal(op); err != nil {
 		return asking{}, err
 	}
@@ -119,7 +119,7 @@ func (c *Charger) ask(ctx context.Context, o Operator, id int64, op stripecharge
 }
 
 // claimToAsk gets the run's key and a token of the reads' budget, and claims the intent as it was read.
-func (c *Charger) claimToAsk(ctx context.Context, o Operator, in held, a *asking, op stripecharge.Op) error {
+func (c *Charger) claimToAsk(ctx context.Context, o Operator, in locked, a *asking, op stripecharge.Op) error {
 	acc, err := c.keys.access(ctx, a.intent)
 	if err != nil {
 		return fmt.Errorf("get the key of intent %d's run: %w", in.ID, err)
@@ -145,7 +145,7 @@ func (c *Charger) claimToAsk(ctx context.Context, o Operator, in held, a *asking
 }
 
 // resolveRefusal is why a doubt may not be resolved yet, or not so.
-func (in held) resolveRefusal(op stripecharge.Op) error {
+func (in locked) resolveRefusal(op stripecharge.Op) error {
 	status := schema.Status(in.Status)
 	switch {
 	case status == schema.StatusCharged:
@@ -175,7 +175,7 @@ func (in held) resolveRefusal(op stripecharge.Op) error {
 	return nil
 }
 
-func (in held) objectKnownCure() string {
+func (in locked) objectKnownCure() string {
 	id := firstOf(in.UnresolvedObject, in.ObjectID)
 	if schema.Status(in.Status) == schema.StatusParked {
 		return fmt.Sprintf("`charger intents resolve %d --charged %s` if it was paid, else `charger intents unpark %d`, which reads it", in.ID, id, in.ID)
@@ -280,7 +280,7 @@ func (c *Charger) recordCharged(ctx context.Context, o Operator, a asking, answe
 	ctx, cancel := c.finishContext(ctx)
 	defer cancel()
 	resolved := Resolved{IntentID: a.intent.ID, Status: string(schema.StatusCharged), ChargeID: answer.Object.ChargeID, Detail: "recorded"}
-	err := o.hold(ctx, a.intent.ID, "", func(ctx context.Context, tx pgx.Tx, in held) error {
+	err := o.change(ctx, a.intent.ID, "", func(ctx context.Context, tx pgx.Tx, in locked) error {
 		if schema.Status(in.Status) == schema.StatusCharged {
 			return in.chargedRefusal()
 		}
@@ -336,7 +336,7 @@ func (c *Charger) adopt(ctx context.Context, tx pgx.Tx, o Operator, a asking, ob
 }
 
 // accountFor adds the charge to its run if nothing was reserved for it, and pauses the run over what the charge contradicts.
-func (c *Charger) accountFor(ctx context.Context, tx pgx.Tx, in held, object stripecharge.Object, generation int32) (alarm string, err error) {
+func (c *Charger) accountFor(ctx context.Context, tx pgx.Tx, in locked, object stripecharge.Object, generation int32) (alarm string, err error) {
 	if in.RunID == nil {
 		return "", nil
 	}
@@ -379,7 +379,7 @@ func (c *Charger) recordNotCharged(ctx context.Context, o Operator, a asking, an
 		IntentID: a.intent.ID, Status: string(schema.StatusParked),
 		Detail: fmt.Sprintf("nothing was charged; `charger intents unpark %d` sends the same key again, `charger intents void %d` ends it", a.intent.ID, a.intent.ID),
 	}
-	err := o.hold(ctx, a.intent.ID, "", func(ctx context.Context, tx pgx.Tx, in held) error {
+	err := o.change(ctx, a.intent.ID, "", func(ctx context.Context, tx pgx.Tx, in locked) error {
 		if in.ClaimNumber != a.ClaimNumber || schema.Status(in.Status) == schema.StatusCharged {
 			return &RefusedError{Problem: in.stands() + ", and somebody else took it up while Stripe's lists were read", Cure: "look at it again"}
 		}
@@ -411,7 +411,7 @@ func (c *Charger) recordNotCharged(ctx context.Context, o Operator, a asking, an
 }
 
 func (c *Charger) finishContext(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(context.WithoutCancel(ctx), holdWithin+c.finishWithin(), errors.New("the database did not answer in time"))
+	return context.WithTimeoutCause(context.WithoutCancel(ctx), lockWithin+c.finishWithin(), errors.New("the database did not answer in time"))
 }
 
 // finishAsked writes the end of the question's attempt.
@@ -436,7 +436,7 @@ func (c *Charger) finishAsked(ctx context.Context, tx pgx.Tx, a asking, answer s
 func (c *Charger) endAsking(ctx context.Context, o Operator, a asking, answer stripecharge.Answer, result string, cause error) error {
 	ctx, cancel := c.finishContext(ctx)
 	defer cancel()
-	return o.hold(ctx, a.intent.ID, "", func(ctx context.Context, tx pgx.Tx, in held) error {
+	return o.change(ctx, a.intent.ID, "", func(ctx context.Context, tx pgx.Tx, in locked) error {
 		if err := c.finishAsked(ctx, tx, a, answer, result, cause.Error()); err != nil {
 			return err
 		}

@@ -53,7 +53,7 @@ type Story struct {
 	Next      string                   `json:"next"`
 	Can       []string                 `json:"can"` // commands that are allowed as it stands
 
-	evidence held
+	evidence locked
 	stopped  queries.ChargingSwitchGetRow
 	guard    *queries.CustomerGuardGetRow
 }
@@ -118,7 +118,7 @@ func (r storyReader) read(ctx context.Context, s *Story) error {
 	if err != nil {
 		return err
 	}
-	s.evidence = held{IntentEvidenceRow: evidence}
+	s.evidence = locked{IntentEvidenceRow: evidence}
 	if s.stopped, err = r.q.ChargingSwitchGet(ctx, r.tx); err != nil {
 		return err
 	}

@@ -59,7 +59,7 @@ func TestM21BooksAgreeWhateverPeopleDecide(t *testing.T) {
 		}
 	}
 	t.Logf("done %v, refused %v", done.done, done.refused)
-	b.settleAll(t, cfg, ids)
+	b.endAll(t, cfg, ids)
 	b.requireNothingDenied(t, len(ids))
 	b.requireTerms(t)
 	b.requireAllocated(t)
@@ -241,8 +241,8 @@ func (b *bundle) decideDoubts(t *testing.T, done *tally) {
 	}
 }
 
-// settleAll ends the faults and lets the chargers bring to its end what nobody has to decide.
-func (b *bundle) settleAll(t *testing.T, cfg Config, ids []int64) {
+// endAll ends the faults and lets the chargers bring to its end what nobody has to decide.
+func (b *bundle) endAll(t *testing.T, cfg Config, ids []int64) {
 	t.Helper()
 	b.stripe.ClearFaults()
 	b.stripe.Release()

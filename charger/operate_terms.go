@@ -17,7 +17,7 @@ import (
 // nothing of it is in doubt and nothing of it can still be paid. The customer's payment method is read anew. A key under which
 // nothing was ever sent is not used up, and stays.
 func (o Operator) Retry(ctx context.Context, id int64) (Renewed, error) {
-	return o.renew(ctx, id, "", "intent_retry", func(in held) (terms, any, error) {
+	return o.renew(ctx, id, "", "intent_retry", func(in locked) (terms, any, error) {
 		switch {
 		case schema.Status(in.Status) == schema.StatusPending:
 			return terms{}, nil, &RefusedError{Problem: in.stands() + " and waits to be charged already", Cure: in.pendingCure()}
@@ -39,7 +39,7 @@ func (o Operator) Correct(ctx context.Context, id int64, to NewTerms) (Renewed, 
 	if err != nil {
 		return Renewed{}, err
 	}
-	return o.renew(ctx, id, currency, "intent_correct", func(in held) (terms, any, error) {
+	return o.renew(ctx, id, currency, "intent_correct", func(in locked) (terms, any, error) {
 		t, err := to.apply(in.terms())
 		if err == nil && t == in.terms() {
 			err = &RefusedError{Problem: fmt.Sprintf("intent %d has these terms already", in.ID), Cure: fmt.Sprintf("to charge it again with them: `charger intents retry %d`", in.ID)}
@@ -79,7 +79,7 @@ type terms struct {
 	paymentMethod, description string
 }
 
-func (in held) terms() terms {
+func (in locked) terms() terms {
 	return terms{
 		amountCents: in.AmountCents, currency: in.Currency, stripeCustomer: in.StripeCustomerID,
 		paymentMethod: deref(in.PaymentMethod), description: deref(in.Description),
@@ -93,12 +93,12 @@ func (t terms) sameObligation(o terms) bool {
 
 // renew moves an intent to pending with the terms that decide returns, if the rules allow it; decide refuses what is its own
 // business. detail of decide goes into the recorded action.
-func (o Operator) renew(ctx context.Context, id int64, currency, action string, decide func(held) (terms, any, error)) (Renewed, error) {
+func (o Operator) renew(ctx context.Context, id int64, currency, action string, decide func(locked) (terms, any, error)) (Renewed, error) {
 	if err := o.checkReason(); err != nil {
 		return Renewed{}, err
 	}
 	var renewed Renewed
-	err := o.hold(ctx, id, currency, func(ctx context.Context, tx pgx.Tx, in held) error {
+	err := o.change(ctx, id, currency, func(ctx context.Context, tx pgx.Tx, in locked) error {
 		if err := in.renewRefusal(); err != nil {
 			return err
 		}
@@ -134,8 +134,8 @@ func (o Operator) renew(ctx context.Context, id int64, currency, action string, 
 }
 
 // renewRefusal is why an intent may get neither another key nor other terms.
-func (in held) renewRefusal() error {
-	if err := in.settledRefusal(); err != nil {
+func (in locked) renewRefusal() error {
+	if err := in.moveRefusal(); err != nil {
 		return err
 	}
 	if !in.Frozen {
@@ -160,7 +160,7 @@ func (in held) renewRefusal() error {
 	}
 }
 
-func (in held) pendingCure() string {
+func (in locked) pendingCure() string {
 	switch schema.StatusReason(in.StatusReason) { //nolint:exhaustive // every other reason passes by itself
 	case schema.ReasonConflict:
 		return "decide the conflict: `charger conflicts list`, then keep or take"
@@ -174,7 +174,7 @@ func (in held) pendingCure() string {
 
 // replaceTerms keeps the old terms beside the conflicts, so that their event is known when it comes again, and closes the one
 // conflict whose terms these are. Any other conflict stays open.
-func (o Operator) replaceTerms(ctx context.Context, tx pgx.Tx, in held, to terms) error {
+func (o Operator) replaceTerms(ctx context.Context, tx pgx.Tx, in locked, to terms) error {
 	if in.terms().sameObligation(to) {
 		return nil
 	}
@@ -191,7 +191,7 @@ func (o Operator) replaceTerms(ctx context.Context, tx pgx.Tx, in held, to terms
 }
 
 // giveToDispatcher returns the reservation and moves the intent, so that the dispatcher reserves the new amount under the cap.
-func (o Operator) giveToDispatcher(ctx context.Context, tx pgx.Tx, in held, to terms, generation int32, runID int64) error {
+func (o Operator) giveToDispatcher(ctx context.Context, tx pgx.Tx, in locked, to terms, generation int32, runID int64) error {
 	q := queries.New()
 	if to.stripeCustomer != in.StripeCustomerID || to.currency != in.Currency {
 		if _, err := q.IntentWakeSameCustomer(ctx, tx, in.ID); err != nil {
