@@ -182,7 +182,7 @@ func encrypted(hosts []*url.URL) bool {
 }
 
 // build makes a connection that is not connected yet. It resolves the host names, which may take as long as the resolver does.
-func (c Config) build() (solace.MessagingService, error) {
+func (c Config) build(reconnection config.RetryStrategy) (solace.MessagingService, error) {
 	hosts, err := c.hosts()
 	if err != nil {
 		return nil, err
@@ -201,8 +201,8 @@ func (c Config) build() (solace.MessagingService, error) {
 		config.TransportLayerPropertyConnectionAttemptsTimeout: int(c.ConnectTimeout.Milliseconds()),
 		config.TransportLayerPropertyConnectionRetries:         0,
 		config.TransportLayerPropertyConnectionRetriesPerHost:  0,
-		config.ClientPropertyApplicationDescription:            "chargeonce ingest-solace",
-	}).WithAuthenticationStrategy(auth).WithReconnectionRetryStrategy(config.RetryStrategyNeverRetry())
+		config.ClientPropertyApplicationDescription:            "chargeonce",
+	}).WithAuthenticationStrategy(auth).WithReconnectionRetryStrategy(reconnection)
 	if encrypted(hosts) {
 		builder = builder.WithTransportSecurityStrategy(config.NewTransportSecurityStrategy().WithCertificateValidation(false, true, c.TrustStore, ""))
 	}

@@ -72,7 +72,7 @@ func TestDetailTellsWhereAMessageComesFrom(t *testing.T) {
 	var raw []byte
 	require.NoError(t, b.owner.QueryRow(t.Context(), `SELECT source_position, source_detail FROM billing.intents`).Scan(&position, &raw))
 	require.NoError(t, b.owner.QueryRow(t.Context(), `SELECT source_partition FROM billing.source_counters`).Scan(&partition))
-	require.Equal(t, queueName+"/"+b.Queue(queueName).Messages[0].ReplicationGroupID, position)
+	require.Equal(t, queueName+"/"+b.Queue(queueName).Messages[0].ReplicationGroupID+"/0", position, "of the first object in the message")
 	require.Equal(t, queueName, partition)
 	var detail map[string]string
 	require.NoError(t, json.Unmarshal(raw, &detail))

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"solace.dev/go/messaging/pkg/solace"
+	"solace.dev/go/messaging/pkg/solace/config"
 	"solace.dev/go/messaging/pkg/solace/message"
 	"solace.dev/go/messaging/pkg/solace/resource"
 
@@ -98,7 +99,7 @@ func (s *Source) open(ctx context.Context) (*session, error) {
 // connect is open without its end; it leaves nothing open when it fails.
 func (s *Source) connect(ctx context.Context) (*session, error) {
 	s.metrics.sessions.Inc()
-	service, err := s.cfg.build()
+	service, err := s.cfg.build(config.RetryStrategyNeverRetry())
 	if err != nil {
 		return nil, err
 	}
