@@ -263,6 +263,9 @@ func (c *conn) answer(f frame, kind byte, refusal *Refusal, params []byte) {
 func (c *conn) verdict(err error, refuse func(*Refusal)) error {
 	switch {
 	case errors.Is(err, ErrHold), errors.Is(err, ErrLose):
+		c.server.mu.Lock()
+		defer c.server.mu.Unlock()
+		c.server.counters.Held++
 		return nil
 	case errors.Is(err, ErrDrop), errors.Is(err, ErrDropAfter):
 		return errDropped
@@ -362,6 +365,7 @@ func (c *conn) keepAlive(f frame) {
 	defer s.mu.Unlock()
 	s.counters.KeepAlives++
 	if s.strike("", c.client, FaultHoldKeepAlive) != nil {
+		s.counters.Held++
 		return
 	}
 	c.queue(appendFrame(nil, f.word, nil, nil))

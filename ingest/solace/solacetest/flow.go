@@ -292,6 +292,7 @@ func (c *conn) unbind(f frame, a assured) error {
 		name = fl.queue.Name
 	}
 	if s.strike(name, c.client, FaultHoldUnbind) != nil {
+		s.counters.Held++
 		return nil
 	}
 	if fl := c.flow(id); fl != nil {

@@ -140,6 +140,7 @@ type Counters struct {
 	Republished    int64 `json:"republished"`     // sent again by a publisher that had missed the acknowledgement
 	Promoted       int64 `json:"promoted"`        // direct messages spooled
 	Unmatched      int64 `json:"unmatched"`       // messages that no queue wanted
+	Held           int64 `json:"held"`            // requests never answered: logins, binds, unbinds, keep-alives
 	SlowDropped    int64 `json:"slow_clients_dropped"`
 	ProtocolErrors int64 `json:"protocol_errors"`
 }

@@ -3,7 +3,6 @@
 package clienttest_test
 
 import (
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -198,17 +197,20 @@ func TestUnbindThatIsNeverAnsweredHoldsUpTheClientsEnd(t *testing.T) {
 	svc := connect(t, s)
 	r := receiver(t, svc)
 	require.NoError(t, s.Inject(solacetest.Fault{Kind: solacetest.FaultHoldUnbind}))
-	var ended atomic.Bool
-	done := r.TerminateAsync(0)
+	ended := make(chan struct{})
 	go func() {
-		if err := <-done; err == nil {
-			ended.Store(true)
-		}
+		defer close(ended)
+		_ = r.Terminate(0)
+		_ = svc.Disconnect() // by itself it would go on after 20 s
 	}()
-	put(t, s, 0, 1)
-	require.False(t, ended.Load())
-	s.DropConnections() // ends the wait
-	eventually(t, ended.Load, "the receiver ends with its connection")
+	eventually(t, func() bool { return s.Counters().Held > 0 }, "the unbind has come")
+	select {
+	case <-ended:
+		require.Fail(t, "the client does not wait")
+	default:
+	}
+	s.DropConnections()
+	wait(t, ended)
 }
 
 func TestForbiddenRequestsAreRecordedAsViolations(t *testing.T) {
