@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -113,7 +114,10 @@ func (c Config) Validate() error {
 	if err := c.checkAuth(); err != nil {
 		return err
 	}
-	if encrypted(hosts) {
+	if c.Auth != AuthBasic && slices.ContainsFunc(hosts, isPlain) {
+		return fmt.Errorf("%w: the client sends tokens and certificates only over tcps://", ErrHosts)
+	}
+	if slices.ContainsFunc(hosts, isEncrypted) {
 		if info, err := os.Stat(c.TrustStore); err != nil || !info.IsDir() {
 			return fmt.Errorf("%w: %q is no directory", ErrTrustStore, c.TrustStore)
 		}
@@ -172,14 +176,9 @@ func redact(host string) string {
 	return host
 }
 
-func encrypted(hosts []*url.URL) bool {
-	for _, u := range hosts {
-		if u.Scheme == "tcps" || u.Scheme == "wss" {
-			return true
-		}
-	}
-	return false
-}
+func isEncrypted(u *url.URL) bool { return u.Scheme == "tcps" || u.Scheme == "wss" }
+
+func isPlain(u *url.URL) bool { return !isEncrypted(u) }
 
 // build makes a connection that is not connected yet. It resolves the host names, which may take as long as the resolver does.
 func (c Config) build(reconnection config.RetryStrategy) (solace.MessagingService, error) {
@@ -203,7 +202,7 @@ func (c Config) build(reconnection config.RetryStrategy) (solace.MessagingServic
 		config.TransportLayerPropertyConnectionRetriesPerHost:  0,
 		config.ClientPropertyApplicationDescription:            "chargeonce",
 	}).WithAuthenticationStrategy(auth).WithReconnectionRetryStrategy(reconnection)
-	if encrypted(hosts) {
+	if slices.ContainsFunc(hosts, isEncrypted) {
 		builder = builder.WithTransportSecurityStrategy(config.NewTransportSecurityStrategy().WithCertificateValidation(false, true, c.TrustStore, ""))
 	}
 	// The client's generated name: a name of our own would have a restarted pod refused, or its predecessor thrown out.
