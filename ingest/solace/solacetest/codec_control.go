@@ -33,7 +33,6 @@ const (
 	adDurability    = 0x0b
 	adAccess        = 0x0c
 	adLastReceived  = 0x10
-	adFlowType      = 0x12
 	adPermissions   = 0x15
 	adActive        = 0x20
 	adWantActive    = 0x21
@@ -45,7 +44,7 @@ const (
 )
 
 const (
-	flowWithOutcomes   = 3 // of adFlowType
+	durabilityNone     = 2
 	accessExclusive    = 1
 	accessNonExclusive = 2
 	permissionConsume  = 3

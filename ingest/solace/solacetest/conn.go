@@ -130,6 +130,10 @@ func (c *conn) write() {
 		if b.last {
 			return
 		}
+		if cap(b.frames) > 8*writeChunkBytes {
+			b.frames = nil // after a large message, not to be kept for every client
+			continue
+		}
 		if len(b.frames) > 0 {
 			continue
 		}

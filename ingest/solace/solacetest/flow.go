@@ -19,7 +19,6 @@ type flow struct {
 	inFlight []uint64   // ids that the client has not taken over, rising
 	last     uint64     // id sent last
 	wants    bool       // to be told when it becomes active
-	outcomes bool       // may use failed and rejected
 }
 
 type delivery struct {
@@ -44,9 +43,6 @@ func (c *conn) bind(f frame, a assured) error {
 	}
 	s.lastFlow++
 	fl := &flow{id: s.lastFlow, conn: c, queue: q, wants: a.find(adWantActive) != nil}
-	if kind, _ := a.uint64(adFlowType); kind == flowWithOutcomes {
-		fl.outcomes = true
-	}
 	if window, ok := a.uint64(adWindow); ok {
 		fl.window = int(min(window, defaultWindow))
 	}
@@ -87,7 +83,11 @@ func (c *conn) admitBind(a assured, name string) (*queue, *Refusal) {
 		return nil, &Refusal{Code: 400, Text: "Replay Disabled"}
 	}
 	q := c.server.queues[name]
+	durability, _ := a.uint64(adDurability)
 	switch {
+	case durability == durabilityNone:
+		c.violate("BIND to a temporary queue %.80q", name)
+		return nil, refusalUnknownQueue
 	case a.find(adTopicEndpoint) != nil:
 		c.violate("BIND to a topic endpoint")
 		return nil, refusalUnknownQueue

@@ -189,3 +189,41 @@ func TestForbiddenRequestsAreRefusedAndRecorded(t *testing.T) {
 	require.Len(t, s.Violations(), maxViolations)
 	require.EqualValues(t, maxViolations+4, s.Ledger(false).ViolationCount)
 }
+
+func TestLimitsOfAQueueAreKept(t *testing.T) {
+	t.Parallel()
+	s := start(t, Config{Queues: []Queue{{Name: queueName, MaxUnacked: 3, MaxBinds: 2, MaxRedelivery: 1}}})
+	put(t, s, 0, 6)
+	c := logIn(t, s, "c")
+	c.bind(queueName, 255)
+	got := c.receiveAll(3)
+	c.ack(got[2].id, 255)
+	c.silent() // all taken over, none acknowledged
+	c.ack(got[2].id, 255, ackRange{got[0].id, got[0].id, outcomeFailed})
+	again := c.receive()
+	require.Equal(t, "0", again.applicationID)
+	c.ack(again.id, 255, ackRange{again.id, again.id, outcomeFailed})
+	require.Equal(t, "3", c.receive().applicationID, "the first was delivered again once and is buried")
+	require.EqualValues(t, 1, s.Queue(queueName).Discarded)
+	c.bind(queueName, 0)
+	c.send(bindFrame(queueName, 0))
+	f, _ := c.assured(assuredBind)
+	_, text := f.response()
+	require.Equal(t, "Max clients exceeded for queue", text)
+}
+
+func TestFlowsTakeTurns(t *testing.T) {
+	t.Parallel()
+	s := start(t, Config{})
+	clients := []*client{logIn(t, s, "a"), logIn(t, s, "b"), logIn(t, s, "c")}
+	for _, c := range clients {
+		c.bind(queueName, 2)
+	}
+	put(t, s, 0, 7)
+	for i, c := range clients {
+		got := c.receiveAll(2)
+		require.Equal(t, []uint64{uint64(i + 1), uint64(i + 4)}, []uint64{got[0].spoolID, got[1].spoolID})
+	}
+	clients[1].ack(1<<62, 2)
+	require.EqualValues(t, 7, clients[1].receive().spoolID, "whoever has room, whatever the turn")
+}

@@ -147,7 +147,6 @@ func (c *client) closed() {
 func bindFrame(queue string, window byte, extra ...byte) []byte {
 	params := appendText(nil, discardUnknown, adQueue, queue)
 	params = appendParam(params, discardUnknown, adWindow, []byte{window})
-	params = appendParam(params, discardUnknown, adFlowType, []byte{flowWithOutcomes})
 	params = appendParam(params, ignoreUnknown, adWantActive, []byte{1})
 	return appendAssured(nil, appendTag([]byte{0, 0, 7}), assuredBind, append(params, extra...))
 }

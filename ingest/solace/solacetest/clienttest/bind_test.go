@@ -242,5 +242,11 @@ func TestForbiddenRequestsAreRecordedAsViolations(t *testing.T) {
 	require.NoError(t, direct.Start())
 	require.NoError(t, direct.Terminate(0))
 	require.Contains(t, s.Violations()[3], `subscription of kind 0 to topic "x/>"`)
-	require.EqualValues(t, len(s.Violations()), s.Ledger(false).ViolationCount)
+
+	r, err = builder(svc).Build(resource.QueueNonDurableExclusive("temporary"))
+	require.NoError(t, err)
+	require.Error(t, r.Start())
+	violations := s.Violations()
+	require.Contains(t, violations[len(violations)-1], "BIND to a temporary queue")
+	require.EqualValues(t, len(violations), s.Ledger(false).ViolationCount)
 }

@@ -149,6 +149,12 @@ func TestClientCertificateLogsIn(t *testing.T) {
 	require.NoError(t, svc.Connect())
 	require.Equal(t, "client certificate ingestor", <-user)
 
+	unasked := start(t, solacetest.Config{TLS: authority.server(t)})
+	svc, err = messaging.NewMessagingServiceBuilder().FromConfigurationProvider(authority.properties(unasked)).
+		WithAuthenticationStrategy(config.ClientCertificateAuthentication(certFile, keyFile, "")).Build()
+	require.NoError(t, err)
+	requireError[*solace.AuthenticationError](t, svc.Connect()) // a certificate that the server did not check is none
+
 	stranger, strangerKey := newAuthority(t).issueFiles(t, "stranger")
 	svc, err = messaging.NewMessagingServiceBuilder().FromConfigurationProvider(authority.properties(s)).
 		WithAuthenticationStrategy(config.ClientCertificateAuthentication(stranger, strangerKey, "")).Build()
