@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -195,5 +194,5 @@ func TestLedgerEntryHoldsNoNUL(t *testing.T) {
 	})
 	page, answer := newTestClient(t, Config{URL: url, Key: testKey}).LedgerPage(t.Context(), LedgerQuery{Kind: KindCharge, CreatedFrom: time.Now(), Limit: 1})
 	require.Equal(t, ClassAnswered, answer.Class)
-	require.False(t, strings.Contains(page.Entries[0].Metadata[MetadataIntentKey], "\x00"))
+	require.NotContains(t, page.Entries[0].Metadata[MetadataIntentKey], "\x00")
 }
