@@ -36,6 +36,8 @@ func (w *worker) call(ctx context.Context, job *river.Job[ChargeArgs], intent qu
 		return true, river.JobSnooze(time.Second)
 	case errors.Is(err, errCustomerUnread):
 		return w.customerUnread(ctx, job, intent, acc, read)
+	case isKeyError(err):
+		return w.withoutKey(ctx, job, intent, acc, err)
 	case errors.Is(err, errUnsendable):
 		return true, w.park(ctx, job, intent, step{action: actionPark, reason: schema.ReasonInvalidRequest, detail: err.Error()})
 	case err != nil:
@@ -61,9 +63,11 @@ func (w *worker) call(ctx context.Context, job *river.Job[ChargeArgs], intent qu
 	if skew := clockSkew(answer.Date, intent.DatabaseNow, readAt); skew > maxClockSkew && e.pauseRun == "" {
 		e.pauseRun, e.pauseDetail = "clock_skew", fmt.Sprintf("Stripe's clock and the database's are %s apart", skew.Round(time.Second))
 	}
+	w.watchKey(ctx, c, answer, &e)
 	if err := w.finish(ctx, c, answer, e); err != nil {
 		return true, w.later(job, retryPauseLeast, fmt.Errorf("finish_failed: the call ended as %s; next: the same key again: %w", e.result, err))
 	}
+	w.tellDoubt(ctx, c, answer, e)
 	if answer.Class == stripecharge.ClassDenied || answer.Class == stripecharge.ClassUnauthorized {
 		if err := w.keys.denied(ctx, intent, acc, answer.HTTPStatus); err != nil {
 			w.log.WarnContext(ctx, "end a denied vault key", slog.Any("error", err))

@@ -56,6 +56,7 @@ type Charger struct {
 	rate       *rate
 	log        *slog.Logger
 	metrics    *metrics
+	way        keyWatch
 	stopping   chan struct{} // closed when Run's context ends
 	dispatched atomic.Int64  // Unix nanoseconds of the last round of the dispatcher without an error
 }

@@ -68,16 +68,13 @@ func (w *worker) claim(ctx context.Context, jobID int64, intent queries.IntentFo
 	return claimed{IntentClaimRow: row, intent: intent, op: op, access: acc, request: request, sendBefore: began.Add(w.sendWithin())}, nil
 }
 
-// requestOf returns the generation's frozen request, or makes the one that the first send will freeze; for that it may have
-// to read the customer, and the answer to that is returned too.
+// requestOf returns the generation's frozen request, or makes the one that the first send will freeze. For that, and to learn
+// whether the key moves real money before anything is sent with it, it may have to read the customer; the answer to that is
+// returned too.
 func (w *worker) requestOf(ctx context.Context, intent queries.IntentForWorkRow, acc *access) (stripecharge.Request, stripecharge.Answer, error) {
 	if intent.Frozen {
-		return stripecharge.Request{
-			API: stripecharge.API(intent.FrozenApi), Path: intent.FrozenPath, Body: intent.FrozenBody,
-			IdempotencyKey: intent.FrozenKey, APIVersion: intent.FrozenApiVersion, Customer: intent.FrozenCustomer,
-			Currency: intent.FrozenCurrency, PaymentMethod: intent.FrozenPaymentMethod, AmountCents: intent.FrozenAmountCents,
-			Livemode: intent.FrozenLivemode,
-		}, stripecharge.Answer{}, nil
+		answer, err := w.sameAccount(ctx, intent, acc)
+		return frozenRequest(intent), answer, err
 	}
 	generation := int(intent.KeyGeneration)
 	params := stripecharge.Params{
@@ -90,21 +87,69 @@ func (w *worker) requestOf(ctx context.Context, intent queries.IntentForWorkRow,
 		Metadata:       w.metadata(intent),
 		IdempotencyKey: schema.IdempotencyKey(intent.CustomerID, intent.BillingPeriod, intent.Namespace, generation),
 	}
-	if params.PaymentMethod == "" && params.API == stripecharge.APIPaymentIntents {
-		// Resolved once: what the customer's default was at the first send is frozen with it.
-		if err := w.rate.take(ctx, rateRead); err != nil {
-			return stripecharge.Request{}, stripecharge.Answer{}, err
+	var answer stripecharge.Answer
+	resolve := params.PaymentMethod == "" && params.API == stripecharge.APIPaymentIntents
+	if resolve || acc.livemode.Load() == nil {
+		var info stripecharge.CustomerInfo
+		var err error
+		if info, answer, err = w.readCustomer(ctx, intent, acc); err != nil {
+			return stripecharge.Request{}, answer, err
 		}
-		info, answer := acc.client.Customer(ctx, intent.StripeCustomerID)
-		if answer.Class != stripecharge.ClassAnswered {
-			return stripecharge.Request{}, answer, fmt.Errorf("read customer %s: %w", intent.StripeCustomerID, errCustomerUnread)
+		if resolve { // once: what the customer's default was at the first send is frozen with it
+			params.PaymentMethod = info.PaymentMethod(params.API)
 		}
-		params.PaymentMethod, params.Livemode = info.PaymentMethod(params.API), &info.Livemode
-		request, err := newRequest(params)
-		return request, answer, err
+		if info.Deleted && !resolve {
+			return stripecharge.Request{}, answer, fmt.Errorf("%w: customer %s is deleted at Stripe", errUnsendable, intent.StripeCustomerID)
+		}
 	}
+	params.Livemode = acc.livemode.Load()
 	request, err := newRequest(params)
-	return request, stripecharge.Answer{}, err
+	return request, answer, err
+}
+
+func frozenRequest(intent queries.IntentForWorkRow) stripecharge.Request {
+	return stripecharge.Request{
+		API: stripecharge.API(intent.FrozenApi), Path: intent.FrozenPath, Body: intent.FrozenBody,
+		IdempotencyKey: intent.FrozenKey, APIVersion: intent.FrozenApiVersion, Customer: intent.FrozenCustomer,
+		Currency: intent.FrozenCurrency, PaymentMethod: intent.FrozenPaymentMethod, AmountCents: intent.FrozenAmountCents,
+		Livemode: intent.FrozenLivemode,
+	}
+}
+
+// sameAccount refuses a key that leads to another account or mode than the frozen request went to: there its key is unknown,
+// and a look-up that finds nothing proves nothing.
+func (w *worker) sameAccount(ctx context.Context, intent queries.IntentForWorkRow, acc *access) (stripecharge.Answer, error) {
+	if acc.livemode.Load() == nil {
+		_, answer, err := w.readCustomer(ctx, intent, acc)
+		if errors.Is(err, errCustomerUnread) && answer.Class == stripecharge.ClassInvalidRequest {
+			return answer, &keyError{reason: "wrong_account", err: fmt.Errorf(
+				"customer %s was charged before, and the vault key does not lead to it: %s", intent.StripeCustomerID, explain(answer))}
+		}
+		if err != nil {
+			return answer, err
+		}
+	}
+	if intent.FrozenAccount != acc.account && intent.FrozenAccount != accountUnverified && acc.account != accountUnverified {
+		return stripecharge.Answer{}, &keyError{reason: "wrong_account", err: fmt.Errorf(
+			"intent %d was sent in Stripe account %s, the vault key leads to %s", intent.ID, intent.FrozenAccount, acc.account)}
+	}
+	if live := acc.livemode.Load(); live != nil && intent.FrozenLivemode != nil && *live != *intent.FrozenLivemode {
+		return stripecharge.Answer{}, &keyError{reason: "wrong_account", err: fmt.Errorf(
+			"intent %d was sent with livemode %t, the vault key has livemode %t", intent.ID, *intent.FrozenLivemode, *live)}
+	}
+	return stripecharge.Answer{}, nil
+}
+
+// readCustomer reads the intent's customer, and compares what that shows of the key's livemode.
+func (w *worker) readCustomer(ctx context.Context, intent queries.IntentForWorkRow, acc *access) (stripecharge.CustomerInfo, stripecharge.Answer, error) {
+	if err := w.rate.take(ctx, rateRead); err != nil {
+		return stripecharge.CustomerInfo{}, stripecharge.Answer{}, err
+	}
+	info, answer := acc.client.Customer(ctx, intent.StripeCustomerID)
+	if answer.Class != stripecharge.ClassAnswered {
+		return info, answer, fmt.Errorf("read customer %s: %w", intent.StripeCustomerID, errCustomerUnread)
+	}
+	return info, answer, w.keys.sees(ctx, intent, acc, info)
 }
 
 func newRequest(params stripecharge.Params) (stripecharge.Request, error) {

@@ -97,7 +97,7 @@ func (c *Charger) dispatchRun(ctx context.Context, runID int64, capped bool) err
 // dispatchBatch takes one batch of waiting intents: each gets its sum reserved and a job, or its reason to wait, in one
 // transaction under the run's row lock. more tells whether another batch may follow at once.
 func (c *Charger) dispatchBatch(ctx context.Context, runID int64, reason schema.StatusReason) (more bool, err error) {
-	err = pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
+	err = c.inTx(ctx, func(tx pgx.Tx) error {
 		run, err := c.queries.RunLock(ctx, tx, runID)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil // another charger is at it
@@ -132,6 +132,17 @@ func (c *Charger) dispatchBatch(ctx context.Context, runID int64, reason schema.
 		return false, nil
 	}
 	return more, err
+}
+
+// inTx runs a transaction that Postgres ends by itself should this process stand still in the middle of it, as one on a frozen
+// machine does: its row locks would stop the run for every other charger.
+func (c *Charger) inTx(ctx context.Context, do func(pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SET LOCAL idle_in_transaction_session_timeout = '10s'`); err != nil {
+			return fmt.Errorf("bound the transaction's idle time: %w", err)
+		}
+		return do(tx)
+	})
 }
 
 // mostCents keeps intents that cannot fit from hiding those that can, when capped ones are looked at again.

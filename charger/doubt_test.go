@@ -153,7 +153,7 @@ func TestM21ReservationIsWhatWasAllocated(t *testing.T) {
 		var waiting int
 		err := b.owner.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waiting)
 		return err == nil && waiting > 0
-	}, 20*time.Second, 10*time.Millisecond)
+	}, 60*time.Second, 10*time.Millisecond)
 	require.NoError(t, tx.Commit(t.Context()))
 	require.Error(t, <-dispatched, "it must read again")
 	var reserved, allocated, capCents int64
@@ -171,7 +171,29 @@ func TestM09ClocksApartStopCreates(t *testing.T) {
 	b.intend(t, 1000, "usd", customers(3)...)
 	b.open(t, "100.00", "usd")
 	start(t, b.config(t))
-	require.Eventually(t, func() bool { return b.run(t).StatusReason == "clock_skew" }, 5*time.Second, 20*time.Millisecond, "run open, %d charges", len(b.stripe.Charges()))
+	require.Eventually(t, func() bool { return b.run(t).StatusReason == "clock_skew" }, 60*time.Second, 20*time.Millisecond, "run open, %d charges", len(b.stripe.Charges()))
+	require.Zero(t, b.creates())
+}
+
+// The clocks drift apart in the middle of a run: the answer that shows it counts, and is the last one to a create.
+func TestM09SkewShownByAnAnswerStopsTheNextCreate(t *testing.T) {
+	t.Parallel()
+	for _, skew := range []time.Duration{-10 * time.Minute, 10 * time.Minute, time.Minute} {
+		b := setup(t, stripetest.Config{})
+		s := b.stepper(t, b.config(t), "skew", "cus_1")
+		s.fault(t, stripetest.Fault{Do: stripetest.DateSkew, Skew: stripetest.Duration(skew)})
+		require.NoError(t, s.work(t).err)
+		s.requireOnce(t)
+		second := s.another(t, "cus_2")
+		second.work(t)
+		if skew < maxClockSkew && skew > -maxClockSkew {
+			require.Equal(t, "open", s.runNow(t).Status)
+			second.requireOnce(t)
+			continue
+		}
+		require.Equal(t, "paused/clock_skew", s.runNow(t).Status+"/"+s.runNow(t).StatusReason)
+		require.Empty(t, second.posts(t))
+	}
 }
 
 // M07's property by another way: the object that was made after the window was not seen in the create's answer but in a look-up.

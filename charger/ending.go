@@ -1,6 +1,7 @@
 package charger
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -28,46 +29,37 @@ func endingOf(c claimed, answer stripecharge.Answer, found stripecharge.Found) e
 
 func endingOfCreate(c claimed, answer stripecharge.Answer) ending {
 	e := inDoubt(c, answer)
+	row := stripecharge.RowOf(answer.Class)
 	if o := answer.Object; o != nil && answer.Class != stripecharge.ClassMismatch {
 		e.objectID = o.ID
 	}
-	if stripecharge.RowOf(answer.Class).Money == stripecharge.MoneyNot {
+	if row.Money == stripecharge.MoneyNot {
 		e.resolution = notMoved
 	}
-	switch answer.Class {
+	switch answer.Class { //nolint:exhaustive // the table says it for every class; here is what comes on top
 	case stripecharge.ClassSucceeded:
-		return charged(e, *answer.Object, schema.ReasonCharged)
-	case stripecharge.ClassProcessing:
-		e.reason = schema.ReasonProcessing
-	case stripecharge.ClassRequiresAction:
-		e.reason, e.declineCode = schema.ReasonCancelling, "authentication_required"
+		return charged(e, *answer.Object, row.Reason)
 	case stripecharge.ClassDeclined, stripecharge.ClassFailedObject:
 		return endingOfDecline(c, answer, e)
-	case stripecharge.ClassInvalidRequest, stripecharge.ClassLocalError:
-		if c.intent.Unresolved == 0 {
-			e.status, e.reason, e.again = schema.StatusParked, schema.ReasonInvalidRequest, false
-		}
+	case stripecharge.ClassRequiresAction:
+		e.declineCode = "authentication_required"
+	case stripecharge.ClassDuplicate:
+		e.declineCode, e.adviceCode = stripecharge.CodeDuplicate, answer.AdviceCode
 	case stripecharge.ClassDenied, stripecharge.ClassUnauthorized:
 		e.pauseRun = "vault_denied"
-		if c.intent.Unresolved == 0 {
-			e.status, e.reason, e.dropJob, e.again = schema.StatusPending, schema.ReasonRunPaused, true, false
-		}
-	case stripecharge.ClassRateLimited, stripecharge.ClassLockTimeout, stripecharge.ClassNotSent:
-		e.slowDown = answer.Class == stripecharge.ClassRateLimited
-		if c.intent.Unresolved == 0 {
-			e.status, e.reason = schema.StatusPending, schema.ReasonQueued
-		}
+	case stripecharge.ClassRateLimited:
+		e.slowDown = true
 	case stripecharge.ClassServerError:
 		e.serverError = true
 	case stripecharge.ClassMismatch:
 		e.pauseRun = "mismatch"
-	case stripecharge.ClassUnparsable, stripecharge.ClassDuplicate, stripecharge.ClassIdempotencyError, stripecharge.ClassKeyInUse,
-		stripecharge.ClassFailedDependency, stripecharge.ClassBadGateway, stripecharge.ClassRedirect, stripecharge.ClassUnreadableError,
-		stripecharge.ClassTimeout, stripecharge.ClassConnectionLost:
-		// in doubt
-	case stripecharge.ClassOpen, stripecharge.ClassCanceled, stripecharge.ClassAnswered:
-		// no answers to a create; in doubt until read
 	}
+	if c.intent.Unresolved > 0 && !row.Resolves {
+		return e // doubt is sticky: this answer says nothing about the earlier send
+	}
+	e.status, e.reason = row.Status(), row.Reason
+	e.dropJob = e.reason == schema.ReasonRunPaused
+	e.again = e.status == schema.StatusCharging || e.reason == schema.ReasonQueued
 	return e
 }
 
@@ -160,7 +152,7 @@ func aboutOurs(c claimed, answer stripecharge.Answer) bool {
 // endingOfLookUp: only something found resolves. Absence permits one more send of the same bytes, nothing else.
 func endingOfLookUp(c claimed, answer stripecharge.Answer, found stripecharge.Found) ending {
 	e := unchanged(c, answer)
-	found.Matches = slices.DeleteFunc(slices.Clone(found.Matches), func(o stripecharge.Object) bool { return ofThePast(c, o) })
+	found.Matches = slices.DeleteFunc(slices.Clone(found.Matches), func(o stripecharge.Object) bool { return ofThePast(c, o) || ownAndUnpaid(c, o) })
 	e.result = found.Result(answer)
 	if answer.Class != stripecharge.ClassAnswered || !found.Any() {
 		return e
@@ -175,8 +167,10 @@ func endingOfLookUp(c claimed, answer stripecharge.Answer, found stripecharge.Fo
 		case sameTerms && (o.Status == stripecharge.StatusProcessing || o.Status == stripecharge.StatusPending):
 			e.reason = schema.ReasonProcessing
 			return e
+		case sameTerms && !o.Moved():
+			return e // declined, or open: from here on it is read, and cancelled, by its id
 		}
-		e.objectID = "" // a person decides whether it is ours
+		e.objectID = "" // a person decides what it is
 	}
 	e.status, e.reason, e.again = schema.StatusParked, schema.ReasonMismatch, false
 	e.detail = "look-up found " + evidence(found)
@@ -190,6 +184,13 @@ func endingOfLookUp(c claimed, answer stripecharge.Answer, found stripecharge.Fo
 func ofThePast(c claimed, o stripecharge.Object) bool {
 	generation, err := strconv.Atoi(o.Metadata[stripecharge.MetadataKeyGeneration])
 	return err == nil && generation < int(c.intent.KeyGeneration) && o.Dead()
+}
+
+// ownAndUnpaid tells whether an object is the one that this generation's create showed, and has not been paid. It is read, and
+// cancelled, by its id; here it is no news.
+func ownAndUnpaid(c claimed, o stripecharge.Object) bool {
+	unpaid := !o.Moved() && o.Status != stripecharge.StatusProcessing && o.Status != stripecharge.StatusPending
+	return o.ID == c.intent.ObjectID && unpaid
 }
 
 // inDoubt is where every create ends that proves nothing else.
@@ -246,6 +247,7 @@ func declined(e ending) ending {
 	if e.resolution == "" {
 		e.resolution = notMoved
 	}
+	e.detail = fmt.Sprintf("declined (%s): %s; %s", cmp.Or(e.declineCode, "no code"), stripecharge.CureOfDecline("", e.declineCode, e.adviceCode), e.detail)
 	switch stripecharge.KindOfDecline("", e.declineCode, e.adviceCode) {
 	case stripecharge.DeclineAuthentication:
 		e.reason = schema.ReasonAuthenticationRequired

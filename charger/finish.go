@@ -111,7 +111,7 @@ func finishParams(c claimed, answer stripecharge.Answer, e ending) queries.Inten
 
 // finishLate records a validated success whose claim is no longer the intent's: money moved, whoever sent it.
 func (w *worker) finishLate(ctx context.Context, c claimed, e ending) error {
-	return pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
+	return w.inTx(ctx, func(tx pgx.Tx) error {
 		now, err := w.queries.IntentLockForLateSuccess(ctx, tx, queries.IntentLockForLateSuccessParams{ID: c.intent.ID, IntentKey: c.intent.IntentKey})
 		if err != nil {
 			return fmt.Errorf("lock intent %d for a late success: %w", c.intent.ID, err)
@@ -212,8 +212,14 @@ func (w *worker) pauseRun(ctx context.Context, c claimed, e ending) error {
 	if c.intent.RunID == nil {
 		return nil
 	}
+	deniedKey := c.deniedKey(e)
+	if deniedKey != nil {
+		if over, err := w.keys.atItsEnd(ctx, *c.intent.RunID, *deniedKey); over || err != nil {
+			return err
+		}
+	}
 	rows, err := w.queries.RunPause(ctx, w.pool, queries.RunPauseParams{
-		ID: *c.intent.RunID, StatusReason: e.pauseRun, StatusDetail: cmp.Or(e.pauseDetail, e.detail), ResumeCount: &c.RunResumeCount, VaultKeyID: c.deniedKey(e),
+		ID: *c.intent.RunID, StatusReason: e.pauseRun, StatusDetail: cmp.Or(e.pauseDetail, e.detail), ResumeCount: &c.RunResumeCount, VaultKeyID: deniedKey,
 	})
 	if err != nil {
 		return fmt.Errorf("pause run %d: %w", *c.intent.RunID, err)

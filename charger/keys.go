@@ -8,6 +8,7 @@ import (
 	"math/big"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -48,7 +49,11 @@ type access struct {
 	account    string
 	vaultKeyID *int64
 	providerID string    // by which the proxy takes the key back
-	expiresAt  time.Time // zero: never
+	expiresAt  time.Time // by this process's clock; zero: never
+
+	// livemode is whether the key moves real money, compared with the run's. Stripe's account object does not say it: the
+	// first customer read with the key does, before anything is sent.
+	livemode atomic.Pointer[bool]
 }
 
 // keyError says that a run's key is refused: the run pauses until a person has mended it.
@@ -59,6 +64,11 @@ type keyError struct {
 
 func (e *keyError) Error() string { return e.err.Error() }
 func (e *keyError) Unwrap() error { return e.err }
+
+func isKeyError(err error) bool {
+	_, ok := errors.AsType[*keyError](err)
+	return ok
+}
 
 // errIssuing says that another process is issuing the run's key at this moment.
 var errIssuing = errors.New("another charger is issuing the run's vault key")
@@ -237,17 +247,44 @@ func (k *keys) verify(ctx context.Context, run queries.BillingRun, acc *access) 
 	default:
 		return fmt.Errorf("read the key's account: %s", explain(answer))
 	}
-	bound, err := k.queries.RunBindAccount(ctx, k.pool, queries.RunBindAccountParams{ID: run.ID, StripeAccount: &acc.account, Livemode: info.Livemode})
-	if err != nil {
-		return fmt.Errorf("compare the account of run %d: %w", run.ID, err)
+	if info.Livemode == nil && deref(run.StripeAccount) == acc.account {
+		return nil
 	}
-	if deref(bound.StripeAccount) != acc.account {
+	return k.bind(ctx, run.ID, acc, info.Livemode)
+}
+
+// bind compares the key's account and livemode with the run's. What the run's first key showed is the run's for ever.
+func (k *keys) bind(ctx context.Context, runID int64, acc *access, livemode *bool) error {
+	p := queries.RunBindAccountParams{ID: runID, Livemode: livemode}
+	if acc.account != accountUnverified {
+		p.StripeAccount = &acc.account
+	}
+	bound, err := k.queries.RunBindAccount(ctx, k.pool, p)
+	if err != nil {
+		return fmt.Errorf("compare the account of run %d: %w", runID, err)
+	}
+	if p.StripeAccount != nil && deref(bound.StripeAccount) != acc.account {
 		return &keyError{reason: "wrong_account", err: fmt.Errorf("the vault key leads to Stripe account %s, the run is charged in %s", acc.account, deref(bound.StripeAccount))}
 	}
-	if bound.Livemode != nil && info.Livemode != nil && *bound.Livemode != *info.Livemode {
-		return &keyError{reason: "wrong_account", err: fmt.Errorf("the vault key has livemode %t, the run is charged with livemode %t", *info.Livemode, *bound.Livemode)}
+	if livemode == nil {
+		return nil
 	}
+	if *bound.Livemode != *livemode {
+		return &keyError{reason: "wrong_account", err: fmt.Errorf("the vault key has livemode %t, the run is charged with livemode %t", *livemode, *bound.Livemode)}
+	}
+	acc.livemode.Store(livemode)
 	return nil
+}
+
+// sees compares what a customer read with the key shows of its livemode; most of the time it is known already.
+func (k *keys) sees(ctx context.Context, intent queries.IntentForWorkRow, acc *access, info stripecharge.CustomerInfo) error {
+	if info.Deleted { // says nothing about livemode
+		return nil
+	}
+	if known := acc.livemode.Load(); known != nil && *known == info.Livemode {
+		return nil
+	}
+	return k.bind(ctx, *intent.RunID, acc, &info.Livemode)
 }
 
 // living returns the run's issued key, and issues one if there is none alive.
@@ -257,10 +294,15 @@ func (k *keys) living(ctx context.Context, run queries.BillingRun, acc *access) 
 		return "", fmt.Errorf("read the vault key of run %d: %w", run.ID, err)
 	}
 	if err == nil {
-		if stored.Alive && time.Now().Before(stored.ExpiresAt.Add(-keyExpiryMargin)) {
+		// By the database's clock alone: processes whose clocks differ must agree when a key has come to its end.
+		now, err := k.queries.DatabaseNow(ctx, k.pool)
+		if err != nil {
+			return "", fmt.Errorf("read the database's clock: %w", err)
+		}
+		if left := stored.ExpiresAt.Sub(now); left > keyExpiryMargin {
 			plain, err := k.cfg.Sealer.Open(stored.Ciphertext, deref(stored.EncryptionKeyID), sealedFor(run.ID))
 			if err == nil {
-				acc.vaultKeyID, acc.providerID, acc.expiresAt = &stored.ID, deref(stored.ProviderKeyID), stored.ExpiresAt
+				acc.vaultKeyID, acc.providerID, acc.expiresAt = &stored.ID, deref(stored.ProviderKeyID), time.Now().Add(left)
 				return string(plain), nil
 			}
 			k.log.WarnContext(ctx, "the run's vault key cannot be decrypted (is VAULT_ENCRYPTION_KEY the same on every charger?); next: another is issued", slog.Int64("run_id", run.ID), slog.Int64("vault_key_id", stored.ID), slog.Any("error", err))
@@ -270,6 +312,23 @@ func (k *keys) living(ctx context.Context, run queries.BillingRun, acc *access) 
 		}
 	}
 	return k.issue(ctx, run, acc)
+}
+
+// atItsEnd tells whether the key of an access is not the run's any more, or is about to be replaced. It is revoked at the proxy
+// a moment before the database says so: whoever still holds it and is refused learns nothing about the next one.
+func (k *keys) atItsEnd(ctx context.Context, runID, vaultKeyID int64) (bool, error) {
+	stored, err := k.queries.VaultKeyActive(ctx, k.pool, runID)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read the vault key of run %d: %w", runID, err)
+	}
+	now, err := k.queries.DatabaseNow(ctx, k.pool)
+	if err != nil {
+		return false, fmt.Errorf("read the database's clock: %w", err)
+	}
+	return stored.ID != vaultKeyID || stored.ExpiresAt.Sub(now) <= keyExpiryMargin, nil
 }
 
 // end revokes the old key before another one is issued: two living keys would be two caps.
@@ -334,10 +393,15 @@ func (k *keys) issue(ctx context.Context, run queries.BillingRun, acc *access) (
 		}
 		return "", errors.Join(errIssuing, k.cfg.Issuer.Revoke(ctx, key.ProviderKeyID))
 	}
-	acc.vaultKeyID, acc.providerID, acc.expiresAt = &row.ID, key.ProviderKeyID, row.ExpiresAt
-	if until := granted(key); until != nil && until.Before(acc.expiresAt) {
-		acc.expiresAt = *until
+	now, err := k.queries.DatabaseNow(ctx, k.pool)
+	if err != nil {
+		return "", fmt.Errorf("read the database's clock: %w", err)
 	}
+	left := row.ExpiresAt.Sub(now)
+	if until := granted(key); until != nil {
+		left = min(left, until.Sub(now))
+	}
+	acc.vaultKeyID, acc.providerID, acc.expiresAt = &row.ID, key.ProviderKeyID, time.Now().Add(left)
 	k.log.InfoContext(ctx, "vault key issued", slog.Int64("run_id", run.ID), slog.Int64("vault_key_id", row.ID), slog.Int64("usd_cap_cents", capCents), slog.Time("expires_at", acc.expiresAt))
 	return key.Secret, nil
 }

@@ -45,7 +45,7 @@ func TestRevokedKeyIsIssuedAnewAfterResume(t *testing.T) {
 	b.untilStatus(t, schema.StatusCharged, first...)
 	require.NoError(t, cfg.Keys.Issuer.Revoke(t.Context(), proxy.Keys()[0].ID))
 	second := b.intend(t, 1000, "usd", "cus_b")
-	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, 60*time.Second, 10*time.Millisecond)
 	_, err := b.runs(t).Resume(t.Context(), usdRun(), "test", "the key was revoked by mistake")
 	require.NoError(t, err)
 	b.untilStatus(t, schema.StatusCharged, second...)
@@ -119,7 +119,7 @@ func TestHangingVaultParksNobody(t *testing.T) {
 	ids := b.intend(t, 1000, "usd", customers(20)...)
 	b.open(t, "5000.00", "usd")
 	cfg, _ := b.behindProxy(t, b.config(t), vaultkeytest.Config{})
-	cfg.Keys.Issuer = slowVault{cfg.Keys.Issuer}
+	cfg.Keys.Issuer, cfg.CallTimeout = slowVault{cfg.Keys.Issuer}, 2*time.Second
 	start(t, cfg)
 	require.Eventually(t, func() bool { // each intent was tried several times
 		var tried int
@@ -143,7 +143,7 @@ func active(proxy *vaultkeytest.Server) int {
 }
 
 // A proxy that denies its cap (or anything) with a flat 401: the key lives on there.
-func TestDeniedKeyIsRevokedBeforeAnotherIsIssued(t *testing.T) {
+func TestM24DeniedKeyIsRevokedBeforeAnotherIsIssued(t *testing.T) {
 	t.Parallel()
 	b := setup(t, stripetest.Config{})
 	ids := b.intend(t, 1000, "usd", "cus_a")
@@ -151,8 +151,8 @@ func TestDeniedKeyIsRevokedBeforeAnotherIsIssued(t *testing.T) {
 	cfg, proxy := b.behindProxy(t, b.config(t), vaultkeytest.Config{})
 	require.NoError(t, proxy.AddFaults(vaultkeytest.Fault{Do: vaultkeytest.Deny, Style: vaultkeytest.Flat401, Match: stripetest.Match{Method: "POST", Path: "/v1/payment_intents"}, Trigger: stripetest.Trigger{Count: 1}}))
 	start(t, cfg)
-	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, 20*time.Second, 10*time.Millisecond)
-	require.Eventually(t, func() bool { return active(proxy) == 0 }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, 60*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return active(proxy) == 0 }, 60*time.Second, 10*time.Millisecond)
 	_, err := b.runs(t).Resume(t.Context(), usdRun(), "test", "mended")
 	require.NoError(t, err)
 	b.untilStatus(t, schema.StatusCharged, ids...)
@@ -160,7 +160,7 @@ func TestDeniedKeyIsRevokedBeforeAnotherIsIssued(t *testing.T) {
 }
 
 // --account-unverified, and a proxy that answers 401 to the account's page.
-func TestAccountUnverifiedKeepsItsKey(t *testing.T) {
+func TestM11AccountUnverifiedKeepsItsKey(t *testing.T) {
 	t.Parallel()
 	b := setup(t, stripetest.Config{})
 	ids := b.intend(t, 1000, "usd", customers(4)...)
@@ -188,7 +188,7 @@ func TestAccountUnverifiedKeepsItsKey(t *testing.T) {
 }
 
 // The same, and then creates are denied: the run must pause.
-func TestAccountUnverifiedDenialPausesTheRun(t *testing.T) {
+func TestM11AccountUnverifiedDenialPausesTheRun(t *testing.T) {
 	t.Parallel()
 	b := setup(t, stripetest.Config{})
 	b.intend(t, 1000, "usd", customers(2)...)
@@ -200,7 +200,7 @@ func TestAccountUnverifiedDenialPausesTheRun(t *testing.T) {
 		vaultkeytest.Fault{Do: vaultkeytest.Deny, Style: vaultkeytest.Flat403, Match: stripetest.Match{Method: "POST", Path: "/v1/payment_intents"}},
 	))
 	start(t, cfg)
-	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, 60*time.Second, 10*time.Millisecond)
 	require.Equal(t, "vault_denied", b.run(t).StatusReason)
 }
 
@@ -218,7 +218,7 @@ func TestHangingVaultLeavesNoLease(t *testing.T) {
 	id := b.intend(t, 1000, "usd", "cus_a")[0]
 	b.open(t, "5000.00", "usd")
 	cfg, _ := b.behindProxy(t, b.config(t), vaultkeytest.Config{})
-	cfg.Keys.Issuer = hangingVault{cfg.Keys.Issuer}
+	cfg.Keys.Issuer, cfg.CallTimeout = hangingVault{cfg.Keys.Issuer}, time.Second
 	c, err := New(cfg)
 	require.NoError(t, err)
 	require.NoError(t, c.dispatchAll(t.Context(), false, false))

@@ -85,7 +85,7 @@ func (b *bundle) nudge(t *testing.T, id int64) {
 			WHERE state IN ('retryable', 'scheduled') AND (args->>'intent_id')::bigint = $1`, id)
 		require.NoError(t, err)
 		return tag.RowsAffected() == 1 || b.intent(t, id).Status != "charging"
-	}, 20*time.Second, 10*time.Millisecond)
+	}, 60*time.Second, 10*time.Millisecond)
 }
 
 func customers(n int) []string {
@@ -115,7 +115,7 @@ func (b *bundle) config(t *testing.T) Config {
 		Pool: b.db.Pool(t, sql.RoleCharger), RiverPool: b.db.Pool(t, sql.RoleCharger),
 		Keys: KeysConfig{Issuer: given, StripeURL: b.stripe.URL, Transport: stripecharge.NewTransport()},
 		ID:   fmt.Sprintf("%s-%d", t.Name(), time.Now().UnixNano()), Workers: 20, RatePerSecond: 10_000,
-		CallTimeout: 2 * time.Second, DispatchEvery: 20 * time.Millisecond,
+		CallTimeout: 5 * time.Second, DispatchEvery: 20 * time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
 }
@@ -172,7 +172,7 @@ func (b *bundle) until(t *testing.T, id int64, condition func(intentNow) bool) i
 	require.Eventuallyf(t, func() bool {
 		in = b.intent(t, id)
 		return condition(in)
-	}, 40*time.Second, 20*time.Millisecond, "intent %d", id)
+	}, 60*time.Second, 20*time.Millisecond, "intent %d", id)
 	return in
 }
 
@@ -211,6 +211,12 @@ func (b *bundle) once(t *testing.T, amountCents int64, ids ...int64) {
 func (b *bundle) later(t *testing.T, id int64, d time.Duration) {
 	t.Helper()
 	b.stripe.Advance(d)
+	b.ageRows(t, id, d)
+}
+
+// ageRows moves the intent's times alone.
+func (b *bundle) ageRows(t *testing.T, id int64, d time.Duration) {
+	t.Helper()
 	interval := fmt.Sprintf("%d microseconds", d.Microseconds())
 	tx, err := b.owner.Begin(t.Context())
 	require.NoError(t, err)

@@ -5,6 +5,7 @@ import (
 	"math"
 	"time"
 
+	"chargeonce/charger/stripecharge"
 	"chargeonce/schema"
 	"chargeonce/sql/queries"
 )
@@ -57,7 +58,9 @@ func lookUpTimes() []time.Duration {
 }
 
 // nextStep decides from what the database knows. It has no clock: every age in the row was computed by the database.
-func nextStep(in queries.IntentForWorkRow, jobID int64) step {
+// keyReaches tells whether this process has seen that the idempotency key reaches Stripe: something on the way that drops it
+// would turn the second send of an intent in doubt into a second charge.
+func nextStep(in queries.IntentForWorkRow, jobID int64, keyReaches bool) step {
 	status := schema.Status(in.Status)
 	switch {
 	case status != schema.StatusPending && status != schema.StatusCharging:
@@ -75,7 +78,7 @@ func nextStep(in queries.IntentForWorkRow, jobID int64) step {
 	case in.Unresolved == 0:
 		return nextForRefused(in)
 	default:
-		return nextForDoubt(in)
+		return nextForDoubt(in, keyReaches)
 	}
 }
 
@@ -103,7 +106,7 @@ func nextForRefused(in queries.IntentForWorkRow) step {
 
 // nextForDoubt: Stripe may have charged. Inside the window the same bytes under the same key are safe to send again;
 // after it only a look-up that found nothing permits that, and after a server error of Stripe's own nothing does.
-func nextForDoubt(in queries.IntentForWorkRow) step {
+func nextForDoubt(in queries.IntentForWorkRow, keyReaches bool) step {
 	lookUpIn := lookUpDue(in)
 	if in.SawIdempotencyError || in.SawMismatch {
 		return nextForEvidence(in)
@@ -126,6 +129,9 @@ func nextForDoubt(in queries.IntentForWorkRow) step {
 	if pause := growing(repostPauseLeast, repostPauseMost, in.Creates) - seconds(in.SecondsSinceLastCreate); pause > 0 && !crashed(in) {
 		return step{action: actionWait, wait: min(pause, lookUpIn), detail: "in doubt: the same request is sent again"}
 	}
+	if !keyReaches {
+		return createAfterAbsence(in)
+	}
 	return createAfterWindow(in)
 }
 
@@ -137,11 +143,8 @@ func crashed(in queries.IntentForWorkRow) bool {
 // nextForEvidence: an answer said that this key was used with other parameters, or showed an object with other terms. One
 // look-up is made for the person who must decide.
 func nextForEvidence(in queries.IntentForWorkRow) step {
-	if in.SecondsSinceAbsent < 0 || in.SecondsSinceAbsent > in.SecondsSinceLastCreate {
-		if in.LookUps > 0 && seconds(in.SecondsSinceLastLookUp) < readPause {
-			return step{action: actionWait, wait: readPause, detail: "the look-up failed; it is tried again"}
-		}
-		return step{action: actionLookUp}
+	if s, done := lookedUp(in); !done {
+		return s
 	}
 	if in.SawIdempotencyError {
 		return step{action: actionPark, reason: schema.ReasonIdempotencyError, detail: "Stripe knows this key with other parameters, and a look-up finds nothing"}
@@ -149,22 +152,43 @@ func nextForEvidence(in queries.IntentForWorkRow) step {
 	return step{action: actionPark, reason: schema.ReasonMismatch, detail: "Stripe answered with another object than was asked for, and a look-up finds nothing"}
 }
 
+// lookedUp is done once a look-up has found nothing since the last create; until then it is what to do for that.
+func lookedUp(in queries.IntentForWorkRow) (s step, done bool) {
+	switch {
+	case in.SecondsSinceAbsent >= 0 && in.SecondsSinceAbsent <= in.SecondsSinceLastCreate:
+		return step{}, true
+	case in.LookUps > 0 && seconds(in.SecondsSinceLastLookUp) < readPause:
+		return step{action: actionWait, wait: readPause, detail: "the look-up failed; it is tried again"}, false
+	}
+	return step{action: actionLookUp}, false
+}
+
 // createAfterWindow sends the same bytes again; past the window only right after a look-up that found nothing.
 func createAfterWindow(in queries.IntentForWorkRow) step {
 	if seconds(in.SecondsSinceFirstSend) < Window {
 		return step{action: actionCreate}
 	}
+	return createAfterAbsence(in)
+}
+
+// createAfterAbsence sends the same bytes again, right after a look-up that found nothing and was made for this send.
+func createAfterAbsence(in queries.IntentForWorkRow) step {
 	if in.SecondsSinceAbsent >= 0 && seconds(in.SecondsSinceAbsent) < absenceFresh && in.SecondsSinceAbsent < in.SecondsSinceLastCreate {
 		return step{action: actionCreate}
 	}
 	if in.LookUps > 0 && seconds(in.SecondsSinceLastLookUp) < readPause {
-		return step{action: actionWait, wait: readPause, detail: "the look-up failed; without one nothing is sent after the key's window"}
+		return step{action: actionWait, wait: readPause, detail: "the look-up failed; without one nothing is sent again"}
 	}
 	return step{action: actionLookUp}
 }
 
 // nextForObject: Stripe showed an object for this generation. From then on it is only read, or cancelled, by its id.
 func nextForObject(in queries.IntentForWorkRow) step {
+	if in.DeclineCode == stripecharge.CodeDuplicate { // the bank saw another payment: is it one of ours, or beside us?
+		if s, done := lookedUp(in); !done {
+			return s
+		}
+	}
 	act, last := actionRead, in.SecondsSinceLastRead
 	if in.StatusReason == string(schema.ReasonCancelling) {
 		act, last = actionCancel, in.SecondsSinceLastCancel

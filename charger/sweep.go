@@ -12,8 +12,13 @@ import (
 	"chargeonce/sql/queries"
 )
 
-// maxRedispatches is how often an intent gets another job without any call having ended in between.
-const maxRedispatches = 3
+const (
+	// maxRedispatches is how often an intent gets another job without any call having ended in between.
+	maxRedispatches = 3
+	// maxUnclaimed is the same for an intent whose process died before its claim: a charger's crash takes all its workers'
+	// intents along, so that one intent's bad company must not park it soon.
+	maxUnclaimed = 20
+)
 
 // sweepRun gives another job to whatever is in flight without one: deleted or discarded in River UI, or left by a process
 // that died. It asks neither cap nor run: what may have been sent must be brought to its end. A job that a person cancelled
@@ -44,10 +49,10 @@ func (c *Charger) takeUp(ctx context.Context, run queries.BillingRun, in queries
 	switch {
 	case in.JobState == "cancelled":
 		return c.parkJobless(ctx, in, schema.ReasonCancelledByOperator, "its job was cancelled by a person")
-	case in.Redispatches >= maxRedispatches:
-		return c.parkJobless(ctx, in, schema.ReasonRedispatchLimit, fmt.Sprintf("it lost its job %d times without a call that ended", maxRedispatches))
+	case in.Redispatches >= limitOf(in):
+		return c.parkJobless(ctx, in, schema.ReasonRedispatchLimit, fmt.Sprintf("it lost its job %d times without a call that ended", in.Redispatches))
 	}
-	err := pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
+	err := c.inTx(ctx, func(tx pgx.Tx) error {
 		job, err := c.river.InsertTx(ctx, tx, ChargeArgs{
 			IntentID: in.ID, Namespace: run.Namespace, BillingPeriod: run.BillingPeriod, CustomerID: in.CustomerID, IdempotencyKey: in.IdempotencyKey,
 		}, insertOpts())
@@ -73,10 +78,19 @@ func (c *Charger) takeUp(ctx context.Context, run queries.BillingRun, in queries
 	return err
 }
 
-// counted tells whether losing this job counts towards the limit. A job that was lost while its intent only waited for its
-// first claim says nothing about the intent: the vault, the customer's page or the database was away for long.
+// limitOf is how many lost jobs park the intent.
+func limitOf(in queries.IntentListJoblessRow) int32 {
+	if in.JobState == "running" && schema.Status(in.Status) == schema.StatusPending {
+		return maxUnclaimed
+	}
+	return maxRedispatches
+}
+
+// counted tells whether losing this job counts towards the limit. A job that was given up while its intent only waited for its
+// first claim says nothing about the intent: the vault, the customer's page or the database was away for long. One whose
+// process died counts: an intent that kills every process that takes it up must come to rest.
 func counted(in queries.IntentListJoblessRow) int32 {
-	if in.JobState == "deleted" || schema.Status(in.Status) == schema.StatusCharging {
+	if in.JobState == "deleted" || in.JobState == "running" || schema.Status(in.Status) == schema.StatusCharging {
 		return 1
 	}
 	return 0
