@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
 	"chargeonce/ingest"
+	"chargeonce/ingest/sourcetest"
 	"chargeonce/sql"
 	"chargeonce/sql/sqltest"
 )
@@ -61,7 +63,7 @@ func inBatches(rt *rapid.T, log []ingest.Delivery, record recordEach) (total ing
 		total = plus(total, counts)
 		from = to
 	}
-	require.EqualValues(rt, total.Objects(), len(each))
+	require.Len(rt, each, int(total.Objects()))
 	return total, each
 }
 
@@ -124,6 +126,45 @@ func TestPreviewThatMayRememberNoMoreSaysSo(t *testing.T) {
 	require.Equal(t, ingest.Counts{Intents: 2, Duplicates: 3}, counts)
 	_, err = preview.RecordEach(t.Context(), []ingest.Delivery{at("8", body("e", 1))}, nil, nil)
 	require.ErrorIs(t, err, ingest.ErrPreviewFull)
+}
+
+// A rehearsal waits for its database as the import would, and ends when it is told to.
+func TestPreviewWaitsWhileTheDatabaseIsAway(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.record(t, at("1", body("a", 1)))
+	url, proxy := sourcetest.Through(t, b.owner.Config().ConnString())
+	pool, err := pgxpool.New(t.Context(), url)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	preview := newRecorder(t, pool, b.logs, ingest.Config{}).NewPreview(0)
+	log := []ingest.Delivery{at("2", body("a", 1)), at("3", body("b", 1))}
+
+	proxy.Cut()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := preview.RecordEach(ctx, log, nil, nil)
+		ended <- err
+	}()
+	awaitRefusals := func(n int) {
+		before := proxy.Refused()
+		require.Eventually(t, func() bool { return proxy.Refused() >= before+n }, 30*time.Second, 10*time.Millisecond)
+	}
+	awaitRefusals(2)
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+
+	var counts ingest.Counts
+	go func() {
+		var err error
+		counts, err = preview.RecordEach(t.Context(), log, nil, nil)
+		ended <- err
+	}()
+	awaitRefusals(2)
+	proxy.Mend()
+	require.NoError(t, <-ended)
+	require.Equal(t, ingest.Counts{Intents: 1, Duplicates: 1}, counts, "what a failed try saw is not remembered")
 }
 
 // What a program tells of a batch that was committed in parts must be what was committed.

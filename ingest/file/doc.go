@@ -16,6 +16,11 @@
 // The durable counters are kept by format, of which there are four: a row for each of a hundred thousand Capture files would tell nobody
 // anything.
 //
+// # Counts
+//
+// Each event counts once in a report, with what the database said of it. Where the answer to a commit was lost, a batch that this import
+// recorded counts as already recorded, for that is how it was found when it was sent again.
+//
 // # Limits
 //
 // Memory does not depend on the size of a file. A line, element or row above the limit on a body is quarantined with its first 16 KiB and

@@ -165,11 +165,11 @@ func (x *session) fall(cause error) {
 // and tells nobody, until it gives up and tells nobody either. There is one owner of binding anew, and that is Run.
 func (x *session) activity(_, now solace.ReceiverState, _ time.Time) {
 	active := now == solace.ReceiverActive
-	x.Source.mu.Lock()
+	x.mu.Lock()
 	if x.current == nil || x.current == x {
 		x.metrics.active.Set(map[bool]float64{true: 1}[active])
 	}
-	x.Source.mu.Unlock()
+	x.mu.Unlock()
 	if active {
 		x.wasActive.Store(true)
 		return

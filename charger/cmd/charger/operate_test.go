@@ -74,9 +74,14 @@ func exits(ts *testscript.TestScript, _ bool, args []string) {
 func masked(ts *testscript.TestScript, _ bool, _ []string) {
 	text := ts.ReadFile("stdout") + ts.ReadFile("stderr")
 	for _, mask := range []struct{ pattern, with string }{
-		{`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(Z|[+-]\d\d:\d\d)`, "TIME"}, {`\d{4}-\d\d-\d\d \d\d:\d\d:\d\d`, "DATE AND TIME"},
-		{`req_\w+`, "req_ID"}, {`\b(ch|pi)_[0-9a-f]{10,}\b`, "${1}_ID"}, {`after \d+m?s`, "after N ms"}, {`(_seconds[_a-z]*": )-?[\d.]+`, "${1}N"},
-		{`\d+h\d+m`, "N HOURS"}, {` +\n`, "\n"},
+		{`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(Z|[+-]\d\d:\d\d)`, "TIME"},
+		{`\d{4}-\d\d-\d\d \d\d:\d\d:\d\d`, "DATE AND TIME"},
+		{`req_\w+`, "req_ID"},
+		{`\b(ch|pi)_[0-9a-f]{10,}\b`, "${1}_ID"},
+		{`after \d+m?s`, "after N ms"},
+		{`(_seconds[_a-z]*": )-?[\d.]+`, "${1}N"},
+		{`\d+h\d+m`, "N HOURS"},
+		{` +\n`, "\n"},
 	} {
 		text = regexp.MustCompile(mask.pattern).ReplaceAllString(text, mask.with)
 	}
@@ -102,8 +107,14 @@ func operatorsRows(t *testing.T, db *pgxpool.Pool, env *testscript.Env, stripeUR
 		namespace, customer string
 		cents               int64
 	}{
-		{"usage", "acme", 1000}, {"usage", "beta", 2000}, {"usage", "gamma", 3000}, {"usage", "delta", 4000},
-		{"usage", "epsilon", 5000}, {"usage", "zeta", 6000}, {"support", "acme", 1000}, {"usage", "eta", 0},
+		{"usage", "acme", 1000},
+		{"usage", "beta", 2000},
+		{"usage", "gamma", 3000},
+		{"usage", "delta", 4000},
+		{"usage", "epsilon", 5000},
+		{"usage", "zeta", 6000},
+		{"support", "acme", 1000},
+		{"usage", "eta", 0},
 	} {
 		status, reason := "pending", "no_run"
 		if in.cents == 0 {

@@ -131,7 +131,7 @@ func captured(first, count int) []filetest.Event {
 }
 
 const (
-	patience = 90 * time.Second
+	patience = 3 * time.Minute
 	beat     = 20 * time.Millisecond
 )
 

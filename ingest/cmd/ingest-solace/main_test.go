@@ -118,15 +118,12 @@ func rightSettings(broker *solacetest.Server, databaseURL string) map[string]str
 	}
 }
 
-func startBroker(t *testing.T, cfg solacetest.Config) *solacetest.Server {
+func startBroker(t *testing.T) *solacetest.Server {
 	t.Helper()
-	if cfg.Queues == nil {
-		cfg.Queues = []solacetest.Queue{{Name: queueName, Subscriptions: []string{"billing/events/>"}}}
-	}
-	if cfg.Users == nil {
-		cfg.Users = map[string]string{"ingest": "topsecret"}
-	}
-	s, err := solacetest.Start(cfg)
+	s, err := solacetest.Start(solacetest.Config{
+		Queues: []solacetest.Queue{{Name: queueName, Subscriptions: []string{"billing/events/>"}}},
+		Users:  map[string]string{"ingest": "topsecret"},
+	})
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		require.NoError(t, s.Close())
@@ -137,10 +134,10 @@ func startBroker(t *testing.T, cfg solacetest.Config) *solacetest.Server {
 
 func TestWrongSettingsSayWhichInOneSentence(t *testing.T) {
 	t.Parallel()
-	broker := startBroker(t, solacetest.Config{})
-	forbidding := startBroker(t, solacetest.Config{})
+	broker := startBroker(t)
+	forbidding := startBroker(t)
 	require.NoError(t, forbidding.Inject(solacetest.Fault{Kind: solacetest.FaultRefuseBind, Code: 403, Text: "Permission Not Allowed"}))
-	shuttingOut := startBroker(t, solacetest.Config{})
+	shuttingOut := startBroker(t)
 	require.NoError(t, shuttingOut.Inject(solacetest.Fault{Kind: solacetest.FaultRefuseLogin, Code: 403, Text: "Basic Authentication Is Shutdown"}))
 	db, empty, taken := sqltest.New(t), sqltest.NewEmpty(t), sqltest.New(t)
 	_, err := taken.Pool(t, "").Exec(t.Context(), "INSERT INTO billing.namespaces (namespace, period_format) VALUES ('usage', 'day')")
@@ -156,7 +153,7 @@ func TestWrongSettingsSayWhichInOneSentence(t *testing.T) {
 		"unmigrated database":    {map[string]string{"DATABASE_URL": empty.URL}, nil, []string{"DATABASE_URL", "migrate up"}},
 		"no host":                {map[string]string{"SOLACE_HOST": ""}, nil, []string{"SOLACE_HOST", "is not set"}},
 		"host of another kind":   {map[string]string{"SOLACE_HOST": "https://broker"}, nil, []string{"SOLACE_HOST", "https://broker", "tcps://"}},
-		"password in host":       {map[string]string{"SOLACE_HOST": "tcp://u:topsecret@broker"}, nil, []string{"SOLACE_HOST", "...@broker"}},
+		"password in host":       {map[string]string{"SOLACE_HOST": "tcp://u:topsecret@broker"}, nil, []string{"SOLACE_HOST", "...@broker"}}, //nolint:gosec // a made-up password, which must not be shown
 		"no vpn":                 {map[string]string{"SOLACE_VPN": ""}, nil, []string{"SOLACE_VPN", "is not set"}},
 		"unknown vpn":            {map[string]string{"SOLACE_VPN": "nothere"}, nil, []string{"SOLACE_VPN", "no such message VPN"}},
 		"no queue":               {map[string]string{"SOLACE_QUEUE": ""}, nil, []string{"SOLACE_QUEUE", "is not set"}},
@@ -228,7 +225,7 @@ func TestFirstStartWaitsForWhatMayPass(t *testing.T) {
 	} {
 		t.Run(title, func(t *testing.T) {
 			t.Parallel()
-			broker, db := startBroker(t, solacetest.Config{}), sqltest.New(t)
+			broker, db := startBroker(t), sqltest.New(t)
 			require.NoError(t, broker.Inject(fault))
 			p := start(t, rightSettings(broker, db.URL))
 			require.True(t, waitFor(t.Context(), func() bool { return strings.Contains(p.stderr.String(), "cannot be bound yet") }), p.stderr)

@@ -28,7 +28,7 @@ const kills = 20
 // every message of that second back, and none may be lost or be recorded twice.
 func TestKilledBetweenCommitAndAcknowledgement(t *testing.T) {
 	t.Parallel()
-	broker, db := startBroker(t, solacetest.Config{}), sqltest.New(t)
+	broker, db := startBroker(t), sqltest.New(t)
 	owner := db.Pool(t, "")
 	const each = 120 // fewer than the 153 that make the client send acknowledgements at once
 	for round := range kills {

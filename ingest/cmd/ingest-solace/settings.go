@@ -44,6 +44,8 @@ type settings struct {
 	BatchWait             time.Duration  `help:"How long a batch waits for more events after its first." default:"20ms" env:"BATCH_WAIT"`
 	ConnectTimeout        time.Duration  `help:"How long one host may take to be connected." default:"10s" env:"SOLACE_CONNECT_TIMEOUT"`
 	SilentAfter           time.Duration  `help:"After how long without an event the queue is bound anew." default:"5m" env:"SOLACE_SILENT_AFTER"`
+	RestartDelay          time.Duration  `help:"First pause before another session with the broker; later ones are longer." default:"1s" env:"SOLACE_RESTART_DELAY"`
+	MaxRestartDelay       time.Duration  `help:"Longest pause before another session with the broker." default:"30s" env:"SOLACE_MAX_RESTART_DELAY"`
 	StopGrace             time.Duration  `help:"What the batch in hand gets to commit when told to stop." default:"10s" env:"STOP_GRACE"`
 	HTTP                  daemon.HTTP    `embed:""`
 	mapping               schema.Mapping `kong:"-"`
@@ -128,6 +130,8 @@ func (c *settings) checkNumbers() error {
 		{"--batch-wait", c.BatchWait},
 		{"--connect-timeout", c.ConnectTimeout},
 		{"--silent-after", c.SilentAfter},
+		{"--restart-delay", c.RestartDelay},
+		{"--max-restart-delay", c.MaxRestartDelay},
 		{"--stop-grace", c.StopGrace},
 	} {
 		if d.value <= 0 {
@@ -160,6 +164,7 @@ func (c *settings) source() solace.Config {
 		Hosts: c.Host, VPN: c.VPN, Queue: c.Queue, Auth: solace.Auth(c.Auth), User: c.User, Secret: secret, OAuthIssuer: c.OAuthIssuer,
 		ClientCert: c.ClientCert, ClientKey: c.ClientKey, ClientKeyPassword: c.ClientKeyPassword.Reveal(), TrustStore: c.TrustStore,
 		BatchSize: c.BatchSize, Linger: c.BatchWait, ConnectTimeout: c.ConnectTimeout, SilentAfter: c.SilentAfter, StopGrace: c.StopGrace,
+		RestartDelay: c.RestartDelay, MaxRestartDelay: c.MaxRestartDelay,
 	}
 }
 
