@@ -90,7 +90,7 @@ func TestMessagesFromTheDeadMessageQueueAreDuplicates(t *testing.T) {
 	b.put(t, "a", 10) // as copied back: the same events in other messages
 	eventually(t, func() bool { return b.Queue(queueName).OnQueue == 0 }, "read")
 	b.await(t, 10, countIntents)
-	require.EqualValues(t, before.Duplicates+10, b.counters(t).Duplicates)
+	require.Equal(t, before.Duplicates+10, b.counters(t).Duplicates)
 	require.Zero(t, b.counters(t).Conflicts)
 }
 
