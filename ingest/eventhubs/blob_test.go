@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -113,18 +114,28 @@ func TestCheckpointWriteRefusedWith503StopsNoReadingAndIsMadeUpFor(t *testing.T)
 	t.Parallel()
 	b := setupBlob(t, 1)
 	b.publish(t, "0", 0, 5)
-	b.run(t, b.quickBlob())
+	s, _ := b.run(t, b.quickBlob())
 	b.awaitCheckpoint(t, 4, "0")
-	b.proxy.Fail(refusing(http.StatusServiceUnavailable, "ServerBusy", isCheckpointWrite))
+	var refused, mended atomic.Int64
+	b.proxy.Fail(refusing(http.StatusServiceUnavailable, "ServerBusy", func(r *http.Request) bool {
+		if !isCheckpointWrite(r) || mended.Load() > 0 {
+			return false
+		}
+		refused.Add(1)
+		return true
+	}))
 	for from := 5; from < 20; from += 5 {
 		b.publish(t, "0", from, 5)
 		b.await(t, int64(from+5), countIntents)
 	}
 	b.awaitLog(t, "503 ServerBusy")
 	b.requireCheckpoint(t, 4)
-	b.proxy.Fail(nil)
+	mended.Store(1)
 	b.awaitCheckpoint(t, 19, "0") // though no event follows
 	require.Equal(t, ingest.Counts{Intents: 20}, b.counters(t))
+	failures, there := b.metric(t, s, "checkpoint_write_failures_total", "")
+	require.True(t, there)
+	require.InDelta(t, refused.Load(), failures, 0, "each request is one try: nobody repeats it behind our back")
 }
 
 func TestCheckpointWriteThatIsNeverAnsweredHoldsUpNoBatchAndNoEnd(t *testing.T) {
@@ -143,7 +154,7 @@ func TestCheckpointWriteThatIsNeverAnsweredHoldsUpNoBatchAndNoEnd(t *testing.T) 
 	}
 	b.awaitCheckpoint(t, 19, "1")
 	require.True(t, waitFor(t.Context(), func() bool { return b.proxy.Met() > 1 }), "it is tried again")
-	require.NoError(t, s.Check(t.Context()))
+	require.True(t, waitFor(t.Context(), func() bool { return s.Check(t.Context()) == nil }))
 	stop()
 	require.Contains(t, b.logs.String(), "will be read again")
 	require.Empty(t, b.owners(t.Context()), "the partitions were given up all the same")
@@ -197,12 +208,8 @@ func TestStorageAwayForLongerThanOwnershipsLastIsReadThrough(t *testing.T) {
 	s, _ := b.run(t, cfg)
 	b.awaitCheckpoint(t, 4, "0")
 	b.proxy.Fail(refusing(http.StatusServiceUnavailable, "ServerBusy", func(*http.Request) bool { return true }))
-	renewed := func() time.Time {
-		blobs, err := b.storage.Blobs(t.Context())
-		require.NoError(t, err)
-		return blobs[b.hub.Addr()+"/billing/$default/ownership/0"].LastModified
-	}
-	require.True(t, waitFor(t.Context(), func() bool { return time.Since(renewed()) > cfg.OwnershipExpiry+time.Second }), "older than ownerships get")
+	ownership := b.hub.Addr() + "/billing/$default/ownership/0"
+	require.True(t, waitFor(t.Context(), func() bool { return time.Since(b.renewals(t)[ownership]) > cfg.OwnershipExpiry+time.Second }), "older than ownerships get")
 	require.Error(t, s.Check(t.Context()), "not ready")
 	b.publish(t, "0", 5, 5)
 	b.publish(t, "1", 0, 5)
@@ -214,6 +221,54 @@ func TestStorageAwayForLongerThanOwnershipsLastIsReadThrough(t *testing.T) {
 	b.awaitCheckpoint(t, 4, "1")
 	require.True(t, waitFor(t.Context(), func() bool { return s.Check(t.Context()) == nil }))
 	require.Equal(t, ingest.Counts{Intents: 20}, b.counters(t))
+}
+
+// The first reader whose renewal is taken again must not conclude from their age that the others are dead: theirs were refused too.
+func TestClaimsRefusedForLongerThanOwnershipsLastMoveNoPartition(t *testing.T) {
+	t.Parallel()
+	b := setupBlob(t, 4)
+	cfg := b.quickBlob()
+	cfg.OwnershipExpiry = 8 * time.Second // half of it is longer than the longest pause between two tries
+	b.run(t, cfg)
+	b.run(t, cfg)
+	require.True(t, waitFor(t.Context(), func() bool { return len(b.owners(t.Context())) == 2 && b.hub.Counters().Stolen >= 2 }))
+	b.proxy.Fail(refusing(http.StatusServiceUnavailable, "ServerBusy", isClaim))
+	require.True(t, waitFor(t.Context(), func() bool {
+		for _, renewed := range b.renewals(t) {
+			if time.Since(renewed) < cfg.OwnershipExpiry+time.Second {
+				return false
+			}
+		}
+		return true
+	}))
+	owners := b.owners(t.Context())
+	stolen := b.hub.Counters().Stolen
+	b.proxy.Fail(nil)
+	mended := time.Now()
+	require.True(t, waitFor(t.Context(), func() bool {
+		for _, renewed := range b.renewals(t) {
+			if renewed.Before(mended) {
+				return false
+			}
+		}
+		return true
+	}))
+	require.Equal(t, owners, b.owners(t.Context()))
+	require.Equal(t, stolen, b.hub.Counters().Stolen)
+}
+
+// renewals says when each partition's ownership was last renewed.
+func (b *blobBundle) renewals(t *testing.T) map[string]time.Time {
+	t.Helper()
+	blobs, err := b.storage.Blobs(t.Context())
+	require.NoError(t, err)
+	out := map[string]time.Time{}
+	for name, blob := range blobs {
+		if strings.Contains(name, "/ownership/") {
+			out[name] = blob.LastModified
+		}
+	}
+	return out
 }
 
 func TestTwoIngestorsShareAndHandOverThroughBlob(t *testing.T) {
@@ -247,6 +302,7 @@ func TestTwoIngestorsShareAndHandOverThroughBlob(t *testing.T) {
 	for p := range 4 {
 		b.awaitCheckpoint(t, 29, fmt.Sprint(p))
 	}
+	require.NotContains(t, b.logs.String(), "another database")
 	require.EqualValues(t, 120, b.counters(t).Intents)
 	require.Zero(t, b.counters(t).Duplicates)
 }
@@ -323,4 +379,22 @@ func (b *blobBundle) ownershipETags(t *testing.T) [2]string {
 	require.NoError(t, err)
 	at := b.hub.Addr() + "/billing/$default/ownership/"
 	return [2]string{blobs[at+"0"].ETag, blobs[at+"1"].ETag}
+}
+
+// Two databases behind one container: every partition has an owner, and each database gets a part of the events only.
+func TestReadersOfTwoDatabasesOnOneContainerAreToldSo(t *testing.T) {
+	t.Parallel()
+	ours := setupBlob(t, 2)
+	theirs := &blobBundle{bundle: setupOn(t, ours.hub), storage: ours.storage, proxy: ours.proxy}
+	one, _ := ours.run(t, ours.quickBlob())
+	require.True(t, waitFor(t.Context(), func() bool { return len(ours.owners(t.Context())) == 1 }))
+	other, _ := theirs.run(t, theirs.quickBlob())
+	ours.awaitLog(t, "record into another database or billing namespace")
+	theirs.awaitLog(t, "record into another database or billing namespace")
+	for b, s := range map[*blobBundle]*eventhubs.Source{ours: one, theirs: other} {
+		require.True(t, waitFor(t.Context(), func() bool {
+			n, there := b.metric(t, s, "foreign_partitions", "")
+			return there && n == 1
+		}))
+	}
 }

@@ -20,6 +20,7 @@ type Metrics struct {
 	expired    prometheus.Counter
 	anew       prometheus.Counter
 	unmoved    prometheus.Counter
+	foreign    prometheus.Gauge
 	// Of checkpoints in Blob Storage:
 	unconfirmed prometheus.Counter
 	unwritten   prometheus.Counter
@@ -46,13 +47,14 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 		expired:    counter("ingest_eventhub_expired_events_total", "Events that retention removed before they were read."),
 		anew:       counter("ingest_eventhub_restarted_partitions_total", "Partitions read from the beginning because their checkpoint did not fit the hub."),
 		unmoved:    counter("ingest_eventhub_unmoved_checkpoints_total", "Batches committed whose checkpoint did not move although it should have."),
+		foreign:    prometheus.NewGauge(prometheus.GaugeOpts{Name: "ingest_eventhub_foreign_partitions", Help: "Partitions of this consumer group and checkpoint store whose owners record into another database or billing namespace."}),
 
 		unconfirmed: counter("ingest_eventhub_unconfirmed_checkpoints_total", "Checkpoints in Blob Storage that were ahead of what this database has recorded and were not used."),
 		unwritten:   counter("ingest_eventhub_checkpoint_write_failures_total", "Writes of checkpoints to Blob Storage that failed; each is repeated, or superseded by a later one."),
 	}
 	if registry != nil {
 		registry.MustRegister(m.lag, m.progress, m.owned, m.unread, m.restarts, m.lost, m.strangers, m.gaps, m.unreadable, m.expired, m.anew, m.unmoved,
-			m.unconfirmed, m.unwritten)
+			m.foreign, m.unconfirmed, m.unwritten)
 	}
 	return m
 }

@@ -90,8 +90,11 @@ type session struct {
 const propertiesTimeout = 10 * time.Second
 
 func (s *Source) open(ctx context.Context, n int) (*session, error) {
-	x := &session{Source: s, owner: fmt.Sprintf("%s-%d", s.instance, n), readers: map[string]*reader{}}
-	var err error
+	records, err := s.recordsInto(ctx)
+	if err != nil {
+		return nil, err
+	}
+	x := &session{Source: s, owner: fmt.Sprintf("%s%s%s-%d", s.instance, recordsIntoMark, records, n), readers: map[string]*reader{}}
 	if x.client, err = s.client(x.owner, 2); err != nil {
 		return nil, err
 	}

@@ -22,6 +22,7 @@ type sessionStore struct {
 	claimed bool // owned is known
 	renewal time.Time
 	back    time.Time // when the store answered again after it had been away; ages count from then on
+	foreign int       // partitions whose owners record into another database or billing namespace
 }
 
 var _ azeventhubs.CheckpointStore = (*sessionStore)(nil)
@@ -40,17 +41,23 @@ func (s *sessionStore) ListOwnership(ctx context.Context, namespace, hub, group 
 	if err != nil {
 		return nil, err
 	}
+	s.noteForeign(ctx, all)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if now := time.Now(); now.Sub(s.renewal) > s.session.cfg.OwnershipExpiry/2 {
-		s.back = now
-	}
+	s.noteAnswer(time.Now())
 	for i := range all {
 		if all[i].LastModifiedTime.Before(s.back) {
 			all[i].LastModifiedTime = s.back
 		}
 	}
 	return all, nil
+}
+
+// noteAnswer notes whether the store was away until now; called with mu held, before renewal is set.
+func (s *sessionStore) noteAnswer(now time.Time) {
+	if now.Sub(s.renewal) > s.session.cfg.OwnershipExpiry/2 {
+		s.back = now
+	}
 }
 
 // ClaimOwnership notes what the Processor now owns. A Processor that ends gives up nothing here: giveUp does.

@@ -104,8 +104,9 @@ func New(cfg Config, recorder *ingest.Recorder, pool *pgxpool.Pool, metrics *Met
 	s := &Source{
 		cfg: cfg, entity: target.entity, key: target.key, recorder: recorder, pool: pool, keeper: postgresKeeper{pool}, metrics: metrics,
 		logger: logger.With(slog.String("eventhub", target.key.hub), slog.String("consumer_group", target.key.group)),
-		// Random, for two pods may share a host's name, and a restarted one must not pass for its predecessor.
-		instance:  host + "-" + strings.ToLower(rand.Text()[:8]),
+		// Random, for two pods may share a host's name, and a restarted one must not pass for its predecessor. The service takes names
+		// of at most 64 characters; the end of a pod's name is what tells it from its neighbours.
+		instance:  host[max(0, len(host)-maxHostBytes):] + "-" + strings.ToLower(rand.Text()[:8]),
 		positions: target.key.hub, batches: make(chan struct{}, maxBatchesAtOnce),
 		gaps: map[string]int64{}, taken: map[string]int{}, unread: map[string]time.Time{},
 	}
@@ -137,6 +138,9 @@ func (s *Source) Check(context.Context) error {
 	}
 	return current.stuck(time.Now())
 }
+
+// maxHostBytes leaves, of 64, room for a random part, the number of the session and what it records into.
+const maxHostBytes = 36
 
 // applicationID is what Azure's own logs show of us.
 const applicationID = "chargeonce"

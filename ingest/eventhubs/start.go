@@ -107,12 +107,12 @@ func (s *sessionStore) inBlob(ctx context.Context) map[string]int64 {
 	if x.blob == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, maxBlobListTries*s.timeout, errTooLong)
+	listing, cancel := context.WithTimeoutCause(ctx, maxBlobListTries*s.timeout, errTooLong)
 	defer cancel()
-	numbers, err := retry(ctx, s.Store, "list the checkpoints in Blob Storage", func(ctx context.Context) (map[string]int64, error) {
+	numbers, err := retry(listing, s.Store, "list the checkpoints in Blob Storage", func(ctx context.Context) (map[string]int64, error) {
 		return x.blob.checkpoints(ctx, x.key)
 	})
-	if err != nil {
+	if err != nil && ctx.Err() == nil {
 		x.logger.ErrorContext(ctx, "the checkpoints in Blob Storage cannot be read: going on behind what this database has recorded",
 			slog.String("error", err.Error()))
 	}

@@ -4,7 +4,7 @@ VALUES (@namespace, @period_format, @many_per_stripe_customer)
 ON CONFLICT (namespace) DO NOTHING;
 
 -- name: NamespaceGet :one
-SELECT period_format, many_per_stripe_customer FROM billing.namespaces WHERE namespace = @namespace;
+SELECT period_format, many_per_stripe_customer, created_at FROM billing.namespaces WHERE namespace = @namespace;
 
 -- name: NamespaceSourceRegister :exec
 INSERT INTO billing.namespace_sources (namespace, source, mapping, mapping_fingerprint)

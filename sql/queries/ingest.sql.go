@@ -556,18 +556,19 @@ func (q *Queries) IntentsStanding(ctx context.Context, db DBTX, arg IntentsStand
 }
 
 const namespaceGet = `-- name: NamespaceGet :one
-SELECT period_format, many_per_stripe_customer FROM billing.namespaces WHERE namespace = $1
+SELECT period_format, many_per_stripe_customer, created_at FROM billing.namespaces WHERE namespace = $1
 `
 
 type NamespaceGetRow struct {
-	PeriodFormat          string `json:"period_format"`
-	ManyPerStripeCustomer bool   `json:"many_per_stripe_customer"`
+	PeriodFormat          string    `json:"period_format"`
+	ManyPerStripeCustomer bool      `json:"many_per_stripe_customer"`
+	CreatedAt             time.Time `json:"created_at"`
 }
 
 func (q *Queries) NamespaceGet(ctx context.Context, db DBTX, namespace string) (NamespaceGetRow, error) {
 	row := db.QueryRow(ctx, namespaceGet, namespace)
 	var i NamespaceGetRow
-	err := row.Scan(&i.PeriodFormat, &i.ManyPerStripeCustomer)
+	err := row.Scan(&i.PeriodFormat, &i.ManyPerStripeCustomer, &i.CreatedAt)
 	return i, err
 }
 
