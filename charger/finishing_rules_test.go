@@ -130,6 +130,35 @@ func TestM13SecondChargeOfAnIntentPausesTheRun(t *testing.T) {
 	require.Equal(t, int64(1000), b.run(t).AllocatedCents)
 }
 
+// The attempt's result is written, and then the intent cannot be: in between nobody may take the attempt for resolved, for the
+// intent is parked, and a person could void it over the charge.
+func TestM13LateSuccessIsInDoubtUntilTheIntentIsCharged(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	cfg := b.config(t)
+	cfg.CallTimeout = time.Second // and two seconds to finish
+	s := b.stepper(t, cfg, "half", "cus_1")
+	jobID := s.dispatched(t)
+	intent, acc, request := s.reading(t)
+	stale, err := s.w.claim(t.Context(), jobID, intent, stripecharge.OpCreate, acc, request)
+	require.NoError(t, err)
+	answer, found := s.w.send(t.Context(), stale)
+	s.age(t, time.Hour)
+	b.exec(t, `UPDATE river.river_job SET state = 'cancelled', finalized_at = now()`)
+	require.NoError(t, s.w.sweepRun(t.Context(), s.runNow(t).ID))
+	require.Equal(t, "parked", s.now(t).Status)
+	b.exec(t, `CREATE FUNCTION billing.no_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no space left' USING ERRCODE = 'disk_full'; END $$;
+		CREATE TRIGGER no_disk BEFORE UPDATE ON billing.intents FOR EACH ROW WHEN (NEW.status = 'charged') EXECUTE FUNCTION billing.no_disk()`)
+	require.Error(t, s.w.finish(t.Context(), stale, answer, endingOf(stale, answer, found)))
+	require.Equal(t, []string{"create:charged"}, s.now(t).Results)
+	require.Equal(t, 1, s.now(t).Unresolved)
+	b.exec(t, `DROP TRIGGER no_disk ON billing.intents`)
+	_, err = b.owner.Exec(t.Context(), `UPDATE billing.intents SET status = 'voided', status_reason = 'by_operator', reserved_cents = NULL, lease_until = NULL`)
+	require.ErrorContains(t, err, "unresolved charge attempt")
+	require.NoError(t, s.w.finish(t.Context(), stale, answer, endingOf(stale, answer, found)))
+	s.requireOnce(t)
+}
+
 // What is in flight gets a job whatever its run says, and without another reservation.
 func TestM14WhatIsInFlightIsTakenUpWhateverTheRunSays(t *testing.T) {
 	t.Parallel()

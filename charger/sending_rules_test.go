@@ -511,6 +511,27 @@ func (s *stepper) another(t *testing.T, stripeCustomer string) *stepper {
 	return other
 }
 
+// A key that may not read its account could be anybody's.
+func TestM11KeyThatMayNotReadItsAccountChargesNothing(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	for name, f := range map[string]stripetest.Fault{
+		"forbidden by Stripe": {Do: stripetest.Forbidden}, "denied by the proxy": {Do: stripetest.FlatDenial, Status: http.StatusForbidden},
+		"answered by another page": {Do: stripetest.EmptyObject},
+	} {
+		f.Match.Path = "/v1/account"
+		b.stripe.ClearFaults()
+		require.NoError(t, b.stripe.AddFaults(f))
+		s := b.stepper(t, b.config(t), namespaceOf(name), "cus_"+namespaceOf(name))
+		s.work(t)
+		require.Empty(t, s.posts(t), name)
+		require.Equal(t, "pending", s.now(t).Status, name)
+		if f.Do != stripetest.EmptyObject { // which passes by itself
+			require.Equal(t, "paused/vault_denied", s.runNow(t).Status+"/"+s.runNow(t).StatusReason, name)
+		}
+	}
+}
+
 // An absence in another account proves nothing: the doubt is not looked up there, and not sent again.
 func TestM11DoubtIsNotLookedUpInAnotherAccount(t *testing.T) {
 	t.Parallel()
