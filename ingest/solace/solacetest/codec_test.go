@@ -214,3 +214,27 @@ func TestExtendedParametersOfEveryLength(t *testing.T) {
 		require.Error(t, err)
 	}
 }
+
+func TestHeaderParametersOfThePublisherGoOn(t *testing.T) {
+	t.Parallel()
+	head := appendText(nil, discardUnknown, headTopic, "billing/x")
+	head = appendParam(head, ignoreUnknown, headUserData, []byte("mine"))
+	head = appendParam(head, ignoreUnknown, headPriority, []byte{9})
+	head = appendParam64(head, discardUnknown, headMessageID, 77)
+	head = appendParam(head, ignoreUnknown, headExtended, []byte{0x10, 0x99, 5})
+	f, err := readFrame(bytes.NewReader(appendFrame(nil, wordADF|wordDMQ|smfVersion<<24|protoMessage<<16, head, nil)), 1<<20)
+	require.NoError(t, err)
+	m, err := newMessage(f)
+	require.NoError(t, err)
+	sent, err := readFrame(bytes.NewReader(m.appendDelivery(nil, deliveryHeader{id: 5, spoolID: 3})), 1<<20)
+	require.NoError(t, err)
+	require.Equal(t, []byte("mine"), sent.find(headUserData))
+	require.Equal(t, []byte{9}, sent.find(headPriority))
+	id, _ := uintOf(sent.find(headMessageID))
+	require.EqualValues(t, 5, id, "of the delivery, not of the publisher")
+	extended, err := parseExtended(sent.find(headExtended))
+	require.NoError(t, err)
+	require.Equal(t, []byte{5}, findParam(extended, 0x99))
+	require.NotNil(t, findParam(extended, extSpoolID))
+	require.NotZero(t, sent.word&wordDMQ)
+}

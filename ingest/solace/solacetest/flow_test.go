@@ -1,6 +1,7 @@
 package solacetest
 
 import (
+	"net"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -226,4 +227,19 @@ func TestFlowsTakeTurns(t *testing.T) {
 	}
 	clients[1].ack(1<<62, 2)
 	require.EqualValues(t, 7, clients[1].receive().spoolID, "whoever has room, whatever the turn")
+}
+
+func TestWindowThatClosesGivesBackWhatWasNotSent(t *testing.T) {
+	t.Parallel()
+	s := start(t, Config{})
+	for range 60 {
+		require.NoError(t, s.PublishQueue(queueName, Message{Bytes: make([]byte, 200_000)}))
+	}
+	stuck, other := logIn(t, s, "stuck"), logIn(t, s, "other")
+	require.NoError(t, stuck.nc.(*net.TCPConn).SetReadBuffer(4096))
+	stuck.bind(queueName, 60) // and reads none: 12 MB are more than the sockets hold
+	stuck.ack(0, 0)
+	eventually(t, func() bool { return s.Queue(queueName).Flows[0].Window == 0 }, "the window is closed")
+	other.bind(queueName, 1)
+	require.False(t, other.receive().redelivered)
 }
