@@ -1,6 +1,7 @@
 package charger
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -603,6 +604,7 @@ func TestPersonGivesWayToAFinish(t *testing.T) {
 	require.NoError(t, c.dispatchAll(t.Context(), false, false))
 	finish, err := b.owner.Begin(t.Context())
 	require.NoError(t, err)
+	t.Cleanup(func() { _ = finish.Rollback(context.WithoutCancel(t.Context())) }) // done already, unless the test fails before
 	_, err = finish.Exec(t.Context(), `SELECT 1 FROM billing.intents WHERE id = $1 FOR NO KEY UPDATE`, id)
 	require.NoError(t, err)
 	o := b.person(t)
