@@ -196,12 +196,14 @@ func (x *session) lookAround(ctx context.Context) {
 	}
 }
 
-// stranded finds an owned partition that has had no reader for too long under this Processor; missing remembers since when.
+// stranded finds an owned partition that has had no reader for too long under this Processor; missing remembers since when. The time
+// counts up to the last renewal: the Processor hands nothing out while the store does not take its claims.
 func (x *session) stranded(missing map[string]time.Time, now time.Time) (partition string, found bool) {
 	owned, known := x.store.ownedPartitions()
 	if !known {
 		return "", false
 	}
+	renewed := x.store.renewed()
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	var unread []string
@@ -220,7 +222,7 @@ func (x *session) stranded(missing map[string]time.Time, now time.Time) (partiti
 		since, known := missing[p]
 		if !known {
 			missing[p] = now
-		} else if !found && now.Sub(since) > x.cfg.StrandedAfter {
+		} else if !found && renewed.Sub(since) > x.cfg.StrandedAfter {
 			partition, found = p, true
 		}
 	}

@@ -71,7 +71,9 @@ func (s *sessionStore) ClaimOwnership(ctx context.Context, claims []azeventhubs.
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.renewal, s.claimed = time.Now(), true
+	now := time.Now()
+	s.noteAnswer(now)
+	s.renewal, s.claimed = now, true
 	s.owned = s.owned[:0]
 	for _, o := range won {
 		s.owned = append(s.owned, o.PartitionID)

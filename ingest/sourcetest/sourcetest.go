@@ -77,7 +77,7 @@ func newHarness(t *testing.T, source string, broker Broker) *harness {
 	url, proxy := Through(t, db.As(sql.RoleIngest))
 	config, err := pgxpool.ParseConfig(url)
 	require.NoError(t, err)
-	config.ConnConfig.ConnectTimeout = time.Second
+	config.ConnConfig.ConnectTimeout = patience / 2
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
