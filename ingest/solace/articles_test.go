@@ -84,11 +84,11 @@ func TestMessagesFromTheDeadMessageQueueAreDuplicates(t *testing.T) {
 	b.inject(t, solacetest.Fault{Kind: solacetest.FaultDropBeforeAck, Times: 2})
 	b.put(t, "a", 10)
 	b.run(t, quick(b.Server))
-	eventually(t, func() bool { return b.Queue("dead").OnQueue == 10 }, "buried")
+	eventually(t, func() bool { return b.queue("dead").OnQueue == 10 }, "buried")
 	b.await(t, 10, countIntents)
 	before := b.counters(t)
 	b.put(t, "a", 10) // as copied back: the same events in other messages
-	eventually(t, func() bool { return b.Queue(queueName).OnQueue == 0 }, "read")
+	eventually(t, func() bool { return b.queue(queueName).OnQueue == 0 }, "read")
 	b.await(t, 10, countIntents)
 	require.Equal(t, before.Duplicates+10, b.counters(t).Duplicates)
 	require.Zero(t, b.counters(t).Conflicts)
@@ -126,7 +126,7 @@ func TestBatchThatIsRolledBackByTheBrokerMakesNoSecondIntent(t *testing.T) {
 		r := b.run(t, quick(b.Server))
 		b.await(t, int64(500*(round+1)), countObjects)
 		r.stop()
-		require.Equal(t, 500, b.Queue(queueName).OnQueue)
+		require.Equal(t, 500, b.queue(queueName).OnQueue)
 	}
 	b.inject(t, solacetest.Fault{Kind: solacetest.FaultClear})
 	b.run(t, quick(b.Server))

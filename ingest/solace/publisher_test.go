@@ -36,7 +36,7 @@ func TestPublisherKnowsWhatTheBrokerHasTaken(t *testing.T) {
 			taken, err := p.Close()
 			require.NoError(t, err)
 			require.Equal(t, 2000, taken)
-			require.EqualValues(t, 2000, b.Queue(queueName).Spooled)
+			require.EqualValues(t, 2000, b.queue(queueName).Spooled)
 		})
 	}
 }
@@ -56,7 +56,7 @@ func TestPublisherNamesTheFirstMessageThatWasRefused(t *testing.T) {
 	taken, err := p.Close()
 	require.ErrorIs(t, err, solace.ErrNotTaken)
 	require.ErrorContains(t, err, "number 1:")
-	require.EqualValues(t, taken, b.Queue(queueName).Spooled)
+	require.EqualValues(t, taken, b.queue(queueName).Spooled)
 }
 
 func TestPublisherThatLosesItsConnectionLosesNoMessage(t *testing.T) {
@@ -73,7 +73,7 @@ func TestPublisherThatLosesItsConnectionLosesNoMessage(t *testing.T) {
 	taken, err := p.Close()
 	require.NoError(t, err)
 	require.Equal(t, 300, taken)
-	require.GreaterOrEqual(t, b.Queue(queueName).Spooled, int64(300))
+	require.GreaterOrEqual(t, b.queue(queueName).Spooled, int64(300))
 }
 
 func TestPublisherIsToldWhenItMayNotEnter(t *testing.T) {

@@ -120,7 +120,7 @@ func TestReport06And07And12OnlyAcceptedIsEverSaidAndNothingIsPublished(t *testin
 	require.Equal(t, map[string]int{"accepted": 25}, said)
 	require.Equal(t, ingest.Counts{Intents: 20, Conflicts: 1, Quarantined: 4}, b.counters(t))
 	require.Zero(t, b.Counters().Published+b.Counters().Promoted, "no message is put back")
-	require.Zero(t, b.Queue(queueName).Redelivered)
+	require.Zero(t, b.queue(queueName).Redelivered)
 }
 
 func TestReport08And09CommitComesBeforeAcknowledgementAndTheAcknowledgementSoon(t *testing.T) {

@@ -91,7 +91,7 @@ func TestRunGoesOnWithWhatProbeBound(t *testing.T) {
 	runUntilTheEnd(t, s.Run)
 	b.acked(t, 10)
 	require.EqualValues(t, 1, b.Counters().Logins)
-	require.Zero(t, b.Queue(queueName).Redelivered, "a start costs no delivery")
+	require.Zero(t, b.queue(queueName).Redelivered, "a start costs no delivery")
 }
 
 func TestStopDoesNotWaitForABrokerThatIsSilent(t *testing.T) {
@@ -116,7 +116,7 @@ func TestDatabaseAwayStopsReadingAndIsNotReady(t *testing.T) {
 	url, proxy := sourcetest.Through(t, b.db.As(sql.RoleIngest))
 	config, err := pgxpool.ParseConfig(url)
 	require.NoError(t, err)
-	config.ConnConfig.ConnectTimeout = time.Second
+	config.ConnConfig.ConnectTimeout = 5 * time.Second
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
@@ -146,7 +146,7 @@ func TestUnacknowledgedMessagesAreBounded(t *testing.T) {
 	b.runOn(t, quick(b.Server), pool)
 	most := 0
 	eventually(t, func() bool {
-		q := b.Queue(queueName)
+		q := b.queue(queueName)
 		most = max(most, q.Unacked)
 		return q.OnQueue < 5000
 	}, "half of it")
