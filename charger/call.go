@@ -28,6 +28,13 @@ func (w *worker) call(ctx context.Context, job *river.Job[ChargeArgs], intent qu
 	if err != nil {
 		return w.withoutKey(ctx, job, intent, nil, err)
 	}
+	if act == actionCreate && intent.Unresolved > 0 && acc.replaces(intent.LastCreateVaultKeyID) {
+		next := createAfterAbsence(intent)
+		if next.action == actionWait {
+			return true, w.wait(job, intent, next)
+		}
+		act = next.action
+	}
 	request, read, err := w.requestOf(ctx, intent, acc)
 	switch {
 	case errors.Is(err, stripecharge.ErrNoPaymentMethod):

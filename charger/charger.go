@@ -144,6 +144,7 @@ func (c *Charger) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.dispatchLoop(ctx) })
 	group.Go(func() error { return c.observeLoop(ctx) })
+	group.Go(func() error { return c.keys.endLoop(ctx) })
 	group.Go(func() error {
 		<-ctx.Done()
 		close(c.stopping)

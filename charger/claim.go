@@ -186,9 +186,10 @@ func describe(intent queries.IntentForWorkRow) string {
 	return "Usage billing for " + intent.BillingPeriod
 }
 
-func deref(s *string) string {
-	if s == nil {
-		return ""
+func deref[T any](p *T) T {
+	if p == nil {
+		var none T
+		return none
 	}
-	return *s
+	return *p
 }

@@ -123,7 +123,7 @@ func (c *Charger) dispatchBatch(ctx context.Context, runID int64, reason schema.
 		if err != nil {
 			return fmt.Errorf("list waiting intents: %w", err)
 		}
-		plan := planDispatch(run, waiting)
+		plan := planDispatch(run, waiting, map[string]bool{})
 		more = int64(len(waiting)) == room && len(plan.dispatch) > 0 && reason != schema.ReasonRunCapped
 		return c.applyDispatch(ctx, tx, run, plan)
 	})
@@ -163,11 +163,11 @@ type dispatchPlan struct {
 }
 
 // planDispatch decides, intent by intent in their order: an intent with an open conflict, or whose Stripe customer is
-// taken, waits for a person; one that does not fit under the cap waits for room.
-func planDispatch(run queries.RunLockRow, waiting []queries.IntentListWaitingRow) dispatchPlan {
+// taken, waits for a person; one that does not fit under the cap waits for room. taken are the Stripe customers of intents
+// decided on before and not written yet; those of this batch are added.
+func planDispatch(run queries.RunLockRow, waiting []queries.IntentListWaitingRow, taken map[string]bool) dispatchPlan {
 	var plan dispatchPlan
 	left := run.CapCents - run.AllocatedCents
-	taken := map[string]bool{}
 	for _, in := range waiting {
 		guard := !run.ManyPerStripeCustomer
 		switch {

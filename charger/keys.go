@@ -37,6 +37,8 @@ const (
 	defaultKeyTTL = 48 * time.Hour
 	// keyExpiryMargin is how long before its end a key is no longer used.
 	keyExpiryMargin = 2 * time.Minute
+	// endKeysEvery is how often keys of closed runs are looked for.
+	endKeysEvery = 10 * time.Second
 	// issueLease is how long one process may take to issue a key.
 	issueLease = time.Minute
 	// accountUnverified stands in frozen requests where the account could not be read.
@@ -54,6 +56,12 @@ type access struct {
 	// livemode is whether the key moves real money, compared with the run's. Stripe's account object does not say it: the
 	// first customer read with the key does, before anything is sent.
 	livemode atomic.Pointer[bool]
+}
+
+// replaces tells whether the last send was made with another issued key than this one. What a proxy between here and Stripe keeps of a
+// key's requests ends with the key: what is in doubt is looked up before it is sent again with another.
+func (a *access) replaces(lastVaultKeyID int64) bool {
+	return a.vaultKeyID != nil && lastVaultKeyID != 0 && *a.vaultKeyID != lastVaultKeyID
 }
 
 // keyError says that a run's key is refused: the run pauses until a person has mended it.
@@ -307,7 +315,7 @@ func (k *keys) living(ctx context.Context, run queries.BillingRun, acc *access) 
 			}
 			k.log.WarnContext(ctx, "the run's vault key cannot be decrypted (is VAULT_ENCRYPTION_KEY the same on every charger?); next: another is issued", slog.Int64("run_id", run.ID), slog.Int64("vault_key_id", stored.ID), slog.Any("error", err))
 		}
-		if err := k.end(ctx, stored); err != nil {
+		if err := k.end(ctx, stored.ID, deref(stored.ProviderKeyID), stored.Alive); err != nil {
 			return "", err
 		}
 	}
@@ -332,14 +340,48 @@ func (k *keys) atItsEnd(ctx context.Context, runID, vaultKeyID int64) (bool, err
 }
 
 // end revokes the old key before another one is issued: two living keys would be two caps.
-func (k *keys) end(ctx context.Context, stored queries.VaultKeyActiveRow) error {
-	if stored.ProviderKeyID != nil {
-		if err := k.cfg.Issuer.Revoke(ctx, *stored.ProviderKeyID); err != nil && stored.Alive {
-			return fmt.Errorf("revoke vault key %d: %w", stored.ID, err)
+func (k *keys) end(ctx context.Context, id int64, providerID string, alive bool) error {
+	if providerID != "" {
+		if err := k.cfg.Issuer.Revoke(ctx, providerID); err != nil && alive {
+			return fmt.Errorf("revoke vault key %d: %w", id, err)
 		}
 	}
-	if _, err := k.queries.VaultKeyEnd(ctx, k.pool, queries.VaultKeyEndParams{ID: stored.ID, State: "expired"}); err != nil {
-		return fmt.Errorf("end vault key %d: %w", stored.ID, err)
+	if _, err := k.queries.VaultKeyEnd(ctx, k.pool, queries.VaultKeyEndParams{ID: id, State: "expired"}); err != nil {
+		return fmt.Errorf("end vault key %d: %w", id, err)
+	}
+	return nil
+}
+
+// endLoop runs in every charger; taking a key back twice is harmless.
+func (k *keys) endLoop(ctx context.Context) error {
+	ticker := time.NewTicker(endKeysEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		if err := k.endOfClosedRuns(ctx); err != nil && ctx.Err() == nil {
+			k.log.WarnContext(ctx, "the vault key of a closed run is not taken back yet; next: tried again", slog.Any("error", err))
+		}
+	}
+}
+
+// endOfClosedRuns takes back the keys of runs that were closed: nobody needs them any more.
+func (k *keys) endOfClosedRuns(ctx context.Context) error {
+	if k.cfg.Sealer == nil { // a given key is not ours to take back
+		return nil
+	}
+	living, err := k.queries.VaultKeyListOfClosedRuns(ctx, k.pool)
+	if err != nil {
+		return fmt.Errorf("list the vault keys of closed runs: %w", err)
+	}
+	for _, key := range living {
+		if err := k.end(ctx, key.ID, deref(key.ProviderKeyID), key.Alive); err != nil {
+			return err
+		}
+		k.log.InfoContext(ctx, "vault key of a closed run taken back", slog.Int64("run_id", key.RunID), slog.Int64("vault_key_id", key.ID))
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -16,7 +17,8 @@ import (
 
 // Open opens a billing run, and with it its cap: expected total plus headroom, rounded up to the minor unit. The expected
 // total must come from outside the event stream, else a flood of wrong events would raise its own cap. Opening it again
-// with the same terms changes nothing and says so; with other terms it refuses.
+// with the same terms changes nothing and says so, unless it was closed: then it is opened again, for which a reason must be
+// given. With other terms it refuses.
 func (r Runs) Open(ctx context.Context, o OpenRun) (run queries.BillingRun, opened bool, err error) {
 	params, err := o.params()
 	if err != nil {
@@ -31,16 +33,35 @@ func (r Runs) Open(ctx context.Context, o OpenRun) (run queries.BillingRun, open
 		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 			return fmt.Errorf("open the run: %w", err)
 		}
-		run, err = r.queries().RunGet(ctx, tx, queries.RunGetParams{Namespace: o.Namespace, BillingPeriod: o.BillingPeriod, Currency: o.Currency})
+		run, err = r.lock(ctx, tx, queries.RunGetParams{Namespace: o.Namespace, BillingPeriod: o.BillingPeriod, Currency: o.Currency})
 		if err != nil {
-			return fmt.Errorf("read the run: %w", err)
+			return err
 		}
 		if !opened {
-			return sameTerms(run, params)
+			if err := sameTerms(run, params); err != nil || run.Status != "closed" {
+				return err
+			}
+			opened = true
+			run, err = r.reopen(ctx, tx, run, o)
+			return err
 		}
 		return r.record(ctx, tx, id, o.Actor, "run_open", o.Reason, o)
 	})
 	return run, opened, err
+}
+
+// reopen opens a closed run again: with its allocation, and with a reason.
+func (r Runs) reopen(ctx context.Context, tx pgx.Tx, run queries.BillingRun, o OpenRun) (queries.BillingRun, error) {
+	if strings.TrimSpace(o.Reason) == "" {
+		return run, &RefusedError{Problem: "the run was closed on " + run.ClosedAt.UTC().Format(time.DateOnly), Cure: "say with --reason why it is opened again"}
+	}
+	if err := r.queries().RunReopen(ctx, tx, queries.RunReopenParams{ID: run.ID, StatusDetail: o.Reason}); err != nil {
+		return run, fmt.Errorf("open the run again: %w", err)
+	}
+	if err := r.record(ctx, tx, run.ID, o.Actor, "run_reopen", o.Reason, o); err != nil {
+		return run, err
+	}
+	return r.queries().RunGetByID(ctx, tx, run.ID)
 }
 
 // OpenRun is what an operator says to open a run.
@@ -86,11 +107,9 @@ func (o OpenRun) params() (queries.RunOpenParams, error) {
 		ExpectedCount: o.ExpectedCount, HeadroomPercent: o.Headroom, CapCents: capCents, OpenedBy: o.Actor,
 	}
 	if o.VaultUSDCap != "" {
-		cents, err := schema.ParseAmount(o.VaultUSDCap, "usd")
-		if err != nil || cents <= 0 {
-			return p, &RefusedError{Problem: fmt.Sprintf("--vault-usd-cap %q is no sum in dollars", o.VaultUSDCap), Cure: "give it like 13750.00"}
+		if p.VaultUsdCapCents, err = usdCents(o.VaultUSDCap); err != nil {
+			return p, err
 		}
-		p.VaultUsdCapCents = &cents
 	}
 	if o.StripeAccount != "" {
 		p.StripeAccount = &o.StripeAccount
@@ -144,7 +163,7 @@ func sameTerms(run queries.BillingRun, asked queries.RunOpenParams) error {
 	if len(other) > 0 {
 		return &RefusedError{
 			Problem: fmt.Sprintf("the run of %s, %s, %s stands with other terms (%s)", run.Namespace, run.BillingPeriod, run.Currency, strings.Join(other, "; ")),
-			Cure:    "a run's terms and its cap are never changed by opening it again",
+			Cure:    "a run's terms are never changed by opening it again; to charge more, see `charger run raise-cap`",
 		}
 	}
 	return nil
@@ -172,7 +191,7 @@ func (r Runs) move(ctx context.Context, key queries.RunGetParams, actor, action,
 	err = pgx.BeginFunc(ctx, r.Pool, func(tx pgx.Tx) error {
 		run, err := r.queries().RunGet(ctx, tx, key)
 		if errors.Is(err, pgx.ErrNoRows) {
-			return &RefusedError{Problem: fmt.Sprintf("there is no run of %s, %s, %s", key.Namespace, key.BillingPeriod, key.Currency), Cure: "see `charger run list`"}
+			return noRun(key)
 		}
 		if err != nil {
 			return fmt.Errorf("read the run: %w", err)

@@ -506,6 +506,7 @@ SELECT i.id, i.namespace, i.customer_id, i.billing_period, i.idempotency_key AS 
        coalesce(a.seconds_since_last_cancel, -1)::double precision AS seconds_since_last_cancel,
        coalesce(a.seconds_since_doubt, 0)::double precision AS seconds_since_doubt,
        coalesce(a.other_lease_alive, false)::boolean AS other_lease_alive,
+       coalesce(a.last_create_vault_key_id, 0)::bigint AS last_create_vault_key_id,
        clock_timestamp()::timestamptz AS database_now
 FROM billing.intents i
 LEFT JOIN billing.runs r ON r.id = i.run_id
@@ -531,6 +532,7 @@ CROSS JOIN LATERAL (
            extract(epoch FROM clock_timestamp() - max(c.finished_at) FILTER (WHERE c.operation = 'read')) AS seconds_since_last_read,
            extract(epoch FROM clock_timestamp() - max(c.finished_at) FILTER (WHERE c.operation = 'cancel')) AS seconds_since_last_cancel,
            extract(epoch FROM clock_timestamp() - min(c.started_at) FILTER (WHERE c.operation = 'create' AND c.resolved_at IS NULL)) AS seconds_since_doubt,
+           (array_agg(c.vault_key_id ORDER BY c.id DESC) FILTER (WHERE c.operation = 'create'))[1] AS last_create_vault_key_id,
            bool_or(c.finished_at IS NULL AND c.lease_until > clock_timestamp()) AS other_lease_alive
     FROM billing.charge_attempts c WHERE c.intent_id = i.id AND c.key_generation = i.key_generation) a
 WHERE i.id = $2
@@ -598,6 +600,7 @@ type IntentForWorkRow struct {
 	SecondsSinceLastCancel float64   `json:"seconds_since_last_cancel"`
 	SecondsSinceDoubt      float64   `json:"seconds_since_doubt"`
 	OtherLeaseAlive        bool      `json:"other_lease_alive"`
+	LastCreateVaultKeyID   int64     `json:"last_create_vault_key_id"`
 	DatabaseNow            time.Time `json:"database_now"`
 }
 
@@ -662,6 +665,7 @@ func (q *Queries) IntentForWork(ctx context.Context, db DBTX, arg IntentForWorkP
 		&i.SecondsSinceLastCancel,
 		&i.SecondsSinceDoubt,
 		&i.OtherLeaseAlive,
+		&i.LastCreateVaultKeyID,
 		&i.DatabaseNow,
 	)
 	return i, err

@@ -19,6 +19,10 @@ type settings struct {
 		List   runList   `cmd:"" help:"List billing runs, the newest first."`
 		Pause  runPause  `cmd:"" help:"Stop new charges of a run; what is in doubt goes on being looked up."`
 		Resume runResume `cmd:"" help:"Let a paused run charge again."`
+
+		Forecast runForecast `cmd:"" help:"Show what a run would charge of what has come so far, and who would not be charged; opens and charges nothing."`
+		RaiseCap runRaiseCap `cmd:"" help:"Let a run charge more than was meant when it was opened."`
+		Close    runClose    `cmd:"" help:"End a run, once everything of its period has a final answer; its vault key is taken back."`
 	} `cmd:"" help:"Billing runs."`
 	Intents       intentsCommands    `cmd:"" help:"Billing intents: what each customer owes, and what became of it."`
 	Conflicts     conflictsCommands  `cmd:"" help:"Events with the key of an intent but other terms."`

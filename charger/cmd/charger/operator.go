@@ -113,6 +113,9 @@ func (r *runOpen) Run(ctx context.Context, env daemon.Env) error {
 			return printJSON(env.Stdout, map[string]any{"run_id": run.ID, "opened": opened, "status": run.Status, "cap_cents": run.CapCents})
 		}
 		said := "opened"
+		if opened && run.StatusReason == "reopened" {
+			said = "opened again"
+		}
 		if !opened {
 			said = "stands already with these terms (" + run.Status + ")"
 		}
@@ -197,7 +200,16 @@ func printStatus(w io.Writer, run queries.RunStatusForPeriodRow, reasons []queri
 	row("open conflicts", run.OpenConflicts, "")
 	row("cap", "", amount(run.CapCents))
 	row("reserved or charged", "", amount(run.AllocatedCents))
-	return table.Flush()
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for _, r := range reasons {
+		if r.StatusReason == string(schema.ReasonRunCapped) {
+			fmt.Fprintf(w, "the run is capped: %d intents, %s, do not fit; see `charger intents list --reason-is run_capped`, then `charger run raise-cap` or void them\n",
+				r.Intents, amount(r.AmountCents))
+		}
+	}
+	return nil
 }
 
 type runList struct {
