@@ -100,45 +100,67 @@ type txBeginner interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 }
 
+// A second's tokens taken at its end and the next second's at its beginning would be two seconds' worth at once.
+func TestTokensOfASecondComeATenthAtATime(t *testing.T) {
+	t.Parallel()
+	const perSecond = 100
+	f := newFixture(t)
+	pool := f.db.Pool(t, sql.RoleCharger)
+	seen, early := map[int64]bool{}, false
+	for len(seen) < 3 {
+		_, err := f.q.RateTake(t.Context(), pool, queries.RateTakeParams{Kind: "create", Wanted: 1000, PerSecond: perSecond})
+		require.NoError(t, err)
+		var slot, taken int64
+		var into float64
+		require.NoError(t, pool.QueryRow(t.Context(), `
+			SELECT slot, taken, extract(epoch FROM clock_timestamp())::float8 - slot FROM billing.rate_budgets WHERE kind = 'create'`).Scan(&slot, &taken, &into))
+		require.LessOrEqual(t, float64(taken), min(1, into+0.1)*perSecond)
+		seen[slot] = true
+		early = early || taken < perSecond
+	}
+	require.True(t, early, "it was looked at in the middle of a second")
+}
+
 func TestHalvedBudgetRecoversByAndBy(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	pool := f.db.Pool(t, sql.RoleCharger)
-	take := func() int32 {
-		// A slot of its own for every try, however fast they follow each other.
-		mustExec(t, f, "UPDATE billing.rate_budgets SET slot = 0, taken = 0")
-		row, err := f.q.RateTake(t.Context(), pool, queries.RateTakeParams{Kind: "create", Wanted: 1000, PerSecond: 20})
+	take := func() int64 {
+		_, err := f.q.RateTake(t.Context(), pool, queries.RateTakeParams{Kind: "create", Wanted: 1, PerSecond: 20})
 		require.NoError(t, err)
-		require.InDelta(t, 0.5, row.SecondsLeft, 0.5)
-		return row.Granted
+		return count(t, f, "SELECT percent FROM billing.rate_budgets WHERE kind = 'create'")
 	}
 	age := func(by string) {
 		mustExec(t, f, "UPDATE billing.rate_budgets SET percent_at = percent_at - $1::text::interval", by)
 	}
 	shrink := func() { require.NoError(t, f.q.RateShrink(t.Context(), pool, "create")) }
 
-	require.Equal(t, int32(20), take())
+	require.Equal(t, int64(100), take())
 	age("2 seconds")
 	shrink()
-	require.Equal(t, int32(10), take())
+	require.Equal(t, int64(50), take())
 	shrink()
-	require.Equal(t, int32(10), take(), "many 429s of one second halve it once")
+	require.Equal(t, int64(50), take(), "many 429s of one second halve it once")
 	age("2 seconds")
 	shrink()
-	require.Equal(t, int32(5), take())
+	require.Equal(t, int64(25), take())
 	age("11 seconds")
-	require.Equal(t, int32(7), take(), "35 % after ten seconds")
-	require.Equal(t, int32(7), take(), "and not more at once")
+	require.Equal(t, int64(35), take(), "ten more after ten seconds")
+	require.Equal(t, int64(35), take(), "and not more at once")
 	for range 7 {
 		age("11 seconds")
 		take()
 	}
-	require.Equal(t, int32(20), take(), "the whole pace in the end, and no more")
+	require.Equal(t, int64(100), take(), "the whole pace in the end, and no more")
 	for range 10 {
 		age("2 seconds")
 		shrink()
 	}
-	require.Equal(t, int32(1), take(), "never nothing at all")
+	require.Equal(t, int64(5), take())
+	mustExec(t, f, "UPDATE billing.rate_budgets SET slot = 0")
+	row, err := f.q.RateTake(t.Context(), pool, queries.RateTakeParams{Kind: "create", Wanted: 1000, PerSecond: 19})
+	require.NoError(t, err)
+	require.Equal(t, int32(1), row.Granted, "never nothing at all")
 	require.Equal(t, int64(100), count(t, f, "SELECT percent FROM billing.rate_budgets WHERE kind = 'read'"), "look-ups have their own")
 }
 
