@@ -231,3 +231,26 @@ func TestHangingVaultLeavesNoLease(t *testing.T) {
 	require.NoError(t, b.owner.QueryRow(t.Context(), `SELECT state, extract(epoch FROM lease_until - now())::float8 FROM billing.vault_keys`).Scan(&state, &left))
 	require.Equal(t, "failed", state, "every charger waits for %.0f s more", left)
 }
+
+// Some proxies name what a key may call by operation, others by path: with either a key may do all that a charge can need.
+func TestKeysMayDoAllThatAChargeNeedsByOperationOrPath(t *testing.T) {
+	t.Parallel()
+	for style, allowed := range map[string][]string{"operations": vaultkey.AllowedEndpoints(), "paths": vaultkey.AllowedPaths()} {
+		t.Run(style, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, stripetest.Config{})
+			b.open(t, "100.00", "usd")
+			cfg, proxy := b.behindProxy(t, b.config(t), vaultkeytest.Config{Denial: "flat"})
+			cfg.Keys.AllowedEndpoints = allowed
+			require.NoError(t, proxy.AddFaults(vaultkeytest.Fault{
+				Do: vaultkeytest.DropAnswer, Match: stripetest.Match{Method: "POST", Path: "/v1/payment_intents"}, Trigger: stripetest.Trigger{Nth: 1, Count: 1},
+			}))
+			ids := b.intend(t, 1000, "usd", "cus_a", "cus_b_decline_do_not_honor")
+			start(t, cfg)
+			b.untilStatus(t, schema.StatusCharged, ids[0])
+			b.untilStatus(t, schema.StatusCardDeclined, ids[1])
+			require.Equal(t, "open", b.run(t).Status, "no call was refused")
+			require.Equal(t, allowed, proxy.Keys()[0].AllowedEndpoints)
+		})
+	}
+}

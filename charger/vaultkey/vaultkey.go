@@ -102,6 +102,11 @@ func AllowedEndpoints() []string {
 	}
 }
 
+// AllowedPaths is AllowedEndpoints for proxies that go by the path, with everything below it.
+func AllowedPaths() []string {
+	return []string{"/v1/charges", "/v1/payment_intents", "/v1/customers", "/v1/account"}
+}
+
 // Static issues one given key: of any proxy, or a restricted key of Stripe's. What it may spend and
 // until when is up to whoever made it.
 type Static struct {

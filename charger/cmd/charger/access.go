@@ -20,6 +20,7 @@ type stripeAccess struct {
 	KeybrakeVaultKey   daemon.Secret `help:"The given key for VAULT_MODE=static: any proxy's key, or a restricted key of Stripe's own." env:"KEYBRAKE_VAULT_KEY" placeholder:"KEY"`
 	VaultEncryptionKey daemon.Secret `help:"32 bytes, base64 or hex, that issued keys are stored encrypted with; older keys may follow after commas." env:"VAULT_ENCRYPTION_KEY" placeholder:"KEY"`
 	VaultKeyTTL        time.Duration `name:"vault-key-ttl" help:"How long an issued vault key lives; a new one is issued when it ends." default:"48h" env:"VAULT_KEY_TTL"`
+	VaultEndpoints     string        `help:"How the proxy names what a key may call: operations (charges.create) or paths (/v1/charges)." enum:"operations,paths" default:"operations" env:"VAULT_ENDPOINTS"`
 	AccountUnverified  bool          `help:"Charge although the key may not read its own Stripe account." env:"ACCOUNT_UNVERIFIED"`
 
 	StripeAPIURL        string        `name:"stripe-api-url" help:"Where Stripe's API is called: the proxy, or empty for Stripe itself." env:"STRIPE_API_URL" placeholder:"URL"`
@@ -77,6 +78,9 @@ func checkURL(setting, value string, required bool) error {
 func (a *stripeAccess) keys() (charger.KeysConfig, error) {
 	cfg := charger.KeysConfig{
 		TTL: a.VaultKeyTTL, StripeURL: a.StripeAPIURL, Transport: stripecharge.NewTransport(), AccountUnverified: a.AccountUnverified,
+	}
+	if a.VaultEndpoints == "paths" {
+		cfg.AllowedEndpoints = vaultkey.AllowedPaths()
 	}
 	if a.VaultMode == "static" {
 		given, err := vaultkey.NewStatic(a.KeybrakeVaultKey.Reveal())
