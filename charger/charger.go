@@ -35,6 +35,8 @@ type Config struct {
 	CallTimeout   time.Duration // of one call to Stripe, default 30 s
 	DispatchEvery time.Duration // default 250 ms
 
+	ReconcileEvery time.Duration // how often each run's charges are held against Stripe's books; default 24 h
+
 	ID       string // names this process in River UI and in the attempts; must be unique
 	Logger   *slog.Logger
 	Registry prometheus.Registerer
@@ -83,11 +85,15 @@ func New(cfg Config) (*Charger, error) {
 	if err := river.AddWorkerSafely(workers, &worker{Charger: c}); err != nil {
 		return nil, fmt.Errorf("register the worker: %w", err)
 	}
+	if err := river.AddWorkerSafely(workers, &reconcileWorker{Charger: c}); err != nil {
+		return nil, fmt.Errorf("register the worker that reconciles: %w", err)
+	}
 	c.river, err = river.NewClient(riverpgxv5.New(cfg.RiverPool), &river.Config{
 		ID:                          cfg.ID,
 		Schema:                      sql.RiverSchema,
 		Logger:                      cfg.Logger,
-		Queues:                      map[string]river.QueueConfig{Queue: {MaxWorkers: cfg.Workers}},
+		Queues:                      map[string]river.QueueConfig{Queue: {MaxWorkers: cfg.Workers}, ReconcileQueue: {MaxWorkers: 1, FetchPollInterval: 5 * time.Second}},
+		PeriodicJobs:                c.reconcileSchedule(),
 		Workers:                     workers,
 		FetchCooldown:               20 * time.Millisecond,
 		FetchPollInterval:           500 * time.Millisecond,
@@ -119,6 +125,9 @@ func (cfg Config) withDefaults() Config {
 	}
 	if cfg.DispatchEvery == 0 {
 		cfg.DispatchEvery = 250 * time.Millisecond
+	}
+	if cfg.ReconcileEvery == 0 {
+		cfg.ReconcileEvery = 24 * time.Hour
 	}
 	if cfg.StripeAPI == "" {
 		cfg.StripeAPI = stripecharge.APIPaymentIntents

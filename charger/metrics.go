@@ -25,6 +25,10 @@ type metrics struct {
 	intents        *prometheus.GaugeVec
 	inDoubt        prometheus.Gauge
 	oldestDoubt    prometheus.Gauge
+
+	// Set by observeReconciled from the database, so that every charger shows the same, and a comparison made by hand counts.
+	reconcileFindings *prometheus.GaugeVec
+	reconcileOldest   prometheus.Gauge
 }
 
 func newMetrics(registry prometheus.Registerer) *metrics {
@@ -50,7 +54,14 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		inDoubt:     prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "chargeonce", Name: "intents_in_doubt", Help: "Intents that Stripe may or may not have charged."}),
 		oldestDoubt: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "chargeonce", Name: "oldest_doubt_seconds", Help: "Age of the oldest doubt."}),
 	}
-	registry.MustRegister(m.attempts, m.callSeconds, m.parked, m.runsPaused, m.alarms, m.redispatched, m.dispatched,
+	m.reconcileFindings = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Namespace: "chargeonce", Name: "reconcile_findings",
+		Help: "Differences between Stripe's books and the intents that the last comparison of each run found, by kind. Anything above 0 is for a person: charger reconcile --last.",
+	}, []string{"kind"})
+	m.reconcileOldest = prometheus.NewGauge(prometheus.GaugeOpts{
+		Namespace: "chargeonce", Name: "reconcile_oldest_seconds", Help: "How long ago the run that waits longest for it was compared with Stripe's books, or opened; far above RECONCILE_EVERY, comparing fails.",
+	})
+	registry.MustRegister(m.reconcileFindings, m.reconcileOldest, m.attempts, m.callSeconds, m.parked, m.runsPaused, m.alarms, m.redispatched, m.dispatched,
 		m.dispatchErrors, m.lostClaims, m.intents, m.inDoubt, m.oldestDoubt)
 	return m
 }
@@ -86,5 +97,5 @@ func (c *Charger) observe(ctx context.Context) error {
 	}
 	c.metrics.inDoubt.Set(float64(doubt.Intents))
 	c.metrics.oldestDoubt.Set(doubt.OldestSeconds)
-	return nil
+	return c.observeReconciled(ctx)
 }

@@ -249,45 +249,50 @@ type BillingRateBudget struct {
 }
 
 type BillingReconciliation struct {
-	ID            int64      `json:"id"`
-	RunID         int64      `json:"run_id"`
-	Actor         string     `json:"actor"`
-	Installation  string     `json:"installation"`
-	Worker        string     `json:"worker"`
-	ClaimNumber   int32      `json:"claim_number"`
-	LeaseUntil    time.Time  `json:"lease_until"`
-	StartedAt     time.Time  `json:"started_at"`
-	ListedFrom    time.Time  `json:"listed_from"`
-	Stage         string     `json:"stage"`
-	ListCursor    string     `json:"list_cursor"`
-	Listed        []byte     `json:"listed"`
-	FinishedAt    *time.Time `json:"finished_at"`
-	Outcome       *string    `json:"outcome"`
-	FindingCounts []byte     `json:"finding_counts"`
-	Result        []byte     `json:"result"`
+	ID           int64      `json:"id"`
+	RunID        int64      `json:"run_id"`
+	Actor        string     `json:"actor"`
+	Installation string     `json:"installation"`
+	Worker       string     `json:"worker"`
+	ClaimNumber  int32      `json:"claim_number"`
+	LeaseUntil   time.Time  `json:"lease_until"`
+	StartedAt    time.Time  `json:"started_at"`
+	ListedFrom   time.Time  `json:"listed_from"`
+	Stage        string     `json:"stage"`
+	StageCursor  string     `json:"stage_cursor"`
+	Counted      []byte     `json:"counted"`
+	FinishedAt   *time.Time `json:"finished_at"`
+	Outcome      *string    `json:"outcome"`
+}
+
+type BillingReconciliationFinding struct {
+	ID               int64    `json:"id"`
+	ReconciliationID int64    `json:"reconciliation_id"`
+	Kind             string   `json:"kind"`
+	IntentID         *int64   `json:"intent_id"`
+	CustomerID       string   `json:"customer_id"`
+	StripeCustomer   string   `json:"stripe_customer"`
+	ObjectIds        []string `json:"object_ids"`
+	AmountCents      int64    `json:"amount_cents"`
+	Currency         string   `json:"currency"`
+	Detail           string   `json:"detail"`
 }
 
 type BillingReconciliationPayment struct {
 	ReconciliationID int64     `json:"reconciliation_id"`
 	ObjectID         string    `json:"object_id"`
-	ChargeID         string    `json:"charge_id"`
 	PaymentIntentID  string    `json:"payment_intent_id"`
-	Status           string    `json:"status"`
-	Captured         bool      `json:"captured"`
+	Moved            bool      `json:"moved"`
 	Customer         string    `json:"customer"`
 	AmountCents      int64     `json:"amount_cents"`
 	RefundedCents    int64     `json:"refunded_cents"`
-	Refunded         bool      `json:"refunded"`
-	Disputed         bool      `json:"disputed"`
 	Currency         string    `json:"currency"`
 	CreatedAt        time.Time `json:"created_at"`
 	IntentKey        string    `json:"intent_key"`
-	ChargeIntentKey  string    `json:"charge_intent_key"`
-	KeyGeneration    string    `json:"key_generation"`
 	Namespace        string    `json:"namespace"`
 	BillingPeriod    string    `json:"billing_period"`
 	CustomerID       string    `json:"customer_id"`
-	IntentID         *int64    `json:"intent_id"`
+	Installation     string    `json:"installation"`
 }
 
 type BillingRun struct {

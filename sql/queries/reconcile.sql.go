@@ -11,9 +11,10 @@ import (
 )
 
 const reconcileFindingCounts = `-- name: ReconcileFindingCounts :many
-SELECT f.kind::text AS kind, sum(f.findings::bigint)::bigint AS findings
-FROM (SELECT DISTINCT ON (c.run_id) c.finding_counts FROM billing.reconciliations c
-      WHERE c.outcome IN ('clean', 'found') ORDER BY c.run_id, c.id DESC) AS latest, jsonb_each_text(latest.finding_counts) AS f(kind, findings)
+SELECT f.kind, count(*) AS findings
+FROM (SELECT DISTINCT ON (c.run_id) c.id FROM billing.reconciliations c
+      WHERE c.outcome IN ('clean', 'found') ORDER BY c.run_id, c.id DESC) AS latest
+JOIN billing.reconciliation_findings f ON f.reconciliation_id = latest.id
 GROUP BY f.kind ORDER BY f.kind
 `
 
@@ -43,46 +44,18 @@ func (q *Queries) ReconcileFindingCounts(ctx context.Context, db DBTX) ([]Reconc
 	return items, nil
 }
 
-const reconcileFirstSend = `-- name: ReconcileFirstSend :one
-SELECT coalesce(min(q.first_sent_at), r.opened_at)::timestamptz AS first_sent_at, coalesce(r.livemode, bool_or(q.livemode)) AS livemode
-FROM billing.runs r
-LEFT JOIN billing.intents i ON i.namespace = r.namespace AND i.billing_period = r.billing_period AND i.currency = r.currency
-LEFT JOIN billing.charge_requests q ON q.intent_id = i.id
-WHERE r.id = $1
-GROUP BY r.id
-`
-
-type ReconcileFirstSendRow struct {
-	FirstSentAt time.Time `json:"first_sent_at"`
-	Livemode    *bool     `json:"livemode"`
-}
-
-// When the run's first charge was sent (before any: when the run was opened), and in which mode.
-func (q *Queries) ReconcileFirstSend(ctx context.Context, db DBTX, id int64) (ReconcileFirstSendRow, error) {
-	row := db.QueryRow(ctx, reconcileFirstSend, id)
-	var i ReconcileFirstSendRow
-	err := row.Scan(&i.FirstSentAt, &i.Livemode)
-	return i, err
-}
-
 const reconcileIntentGet = `-- name: ReconcileIntentGet :one
-SELECT i.id, i.customer_id, i.idempotency_key, i.stripe_customer_id, i.amount_cents, i.currency, i.status, i.status_reason,
-       coalesce(i.charge_id, '')::text AS charge_id, coalesce(i.payment_intent_id, '')::text AS payment_intent_id, i.key_generation, i.claim_number,
-       i.namespace, i.billing_period, (i.status = 'charged' AND i.updated_at <= $1::timestamptz)::boolean AS charged_by_then,
-       (SELECT count(*) FROM billing.charge_attempts a
-        WHERE a.intent_id = i.id AND a.operation = 'create' AND a.resolved_at IS NULL) AS unresolved,
+SELECT i.id, i.namespace, i.billing_period, i.customer_id, i.idempotency_key, i.stripe_customer_id, i.amount_cents, i.currency, i.status, i.status_reason,
+       coalesce(i.charge_id, '')::text AS charge_id, i.claim_number,
        greatest(0, extract(epoch FROM i.lease_until - clock_timestamp()), (SELECT max(extract(epoch FROM a.lease_until - clock_timestamp()))
            FROM billing.charge_attempts a WHERE a.intent_id = i.id AND a.finished_at IS NULL))::double precision AS lease_seconds_left
-FROM billing.intents i WHERE i.id = $2
+FROM billing.intents i WHERE i.id = $1
 `
-
-type ReconcileIntentGetParams struct {
-	AsOf time.Time `json:"as_of"`
-	ID   int64     `json:"id"`
-}
 
 type ReconcileIntentGetRow struct {
 	ID               int64   `json:"id"`
+	Namespace        string  `json:"namespace"`
+	BillingPeriod    string  `json:"billing_period"`
 	CustomerID       string  `json:"customer_id"`
 	IdempotencyKey   string  `json:"idempotency_key"`
 	StripeCustomerID string  `json:"stripe_customer_id"`
@@ -91,22 +64,18 @@ type ReconcileIntentGetRow struct {
 	Status           string  `json:"status"`
 	StatusReason     string  `json:"status_reason"`
 	ChargeID         string  `json:"charge_id"`
-	PaymentIntentID  string  `json:"payment_intent_id"`
-	KeyGeneration    int32   `json:"key_generation"`
 	ClaimNumber      int32   `json:"claim_number"`
-	Namespace        string  `json:"namespace"`
-	BillingPeriod    string  `json:"billing_period"`
-	ChargedByThen    bool    `json:"charged_by_then"`
-	Unresolved       int64   `json:"unresolved"`
 	LeaseSecondsLeft float64 `json:"lease_seconds_left"`
 }
 
-// One intent read again, with what is in flight for it.
-func (q *Queries) ReconcileIntentGet(ctx context.Context, db DBTX, arg ReconcileIntentGetParams) (ReconcileIntentGetRow, error) {
-	row := db.QueryRow(ctx, reconcileIntentGet, arg.AsOf, arg.ID)
+// One intent read again, with how long a call for it may still be on its way.
+func (q *Queries) ReconcileIntentGet(ctx context.Context, db DBTX, id int64) (ReconcileIntentGetRow, error) {
+	row := db.QueryRow(ctx, reconcileIntentGet, id)
 	var i ReconcileIntentGetRow
 	err := row.Scan(
 		&i.ID,
+		&i.Namespace,
+		&i.BillingPeriod,
 		&i.CustomerID,
 		&i.IdempotencyKey,
 		&i.StripeCustomerID,
@@ -115,22 +84,15 @@ func (q *Queries) ReconcileIntentGet(ctx context.Context, db DBTX, arg Reconcile
 		&i.Status,
 		&i.StatusReason,
 		&i.ChargeID,
-		&i.PaymentIntentID,
-		&i.KeyGeneration,
 		&i.ClaimNumber,
-		&i.Namespace,
-		&i.BillingPeriod,
-		&i.ChargedByThen,
-		&i.Unresolved,
 		&i.LeaseSecondsLeft,
 	)
 	return i, err
 }
 
 const reconcileIntentList = `-- name: ReconcileIntentList :many
-SELECT i.id, i.customer_id, i.idempotency_key, i.stripe_customer_id, i.amount_cents, i.currency, i.status, i.status_reason,
-       coalesce(i.charge_id, '')::text AS charge_id, coalesce(i.payment_intent_id, '')::text AS payment_intent_id, i.key_generation, i.claim_number,
-       i.namespace, i.billing_period, (i.status = 'charged' AND i.updated_at <= $1::timestamptz)::boolean AS charged_by_then
+SELECT i.id, i.namespace, i.billing_period, i.customer_id, i.idempotency_key, i.stripe_customer_id, i.amount_cents, i.currency, i.status, i.status_reason,
+       coalesce(i.charge_id, '')::text AS charge_id, (i.status = 'charged' AND i.updated_at <= $1::timestamptz)::boolean AS charged_by_then
 FROM billing.intents i
 WHERE i.namespace = $2 AND i.billing_period = $3 AND i.currency = $4 AND i.customer_id > $5
 ORDER BY i.customer_id LIMIT $6
@@ -147,6 +109,8 @@ type ReconcileIntentListParams struct {
 
 type ReconcileIntentListRow struct {
 	ID               int64  `json:"id"`
+	Namespace        string `json:"namespace"`
+	BillingPeriod    string `json:"billing_period"`
 	CustomerID       string `json:"customer_id"`
 	IdempotencyKey   string `json:"idempotency_key"`
 	StripeCustomerID string `json:"stripe_customer_id"`
@@ -155,11 +119,6 @@ type ReconcileIntentListRow struct {
 	Status           string `json:"status"`
 	StatusReason     string `json:"status_reason"`
 	ChargeID         string `json:"charge_id"`
-	PaymentIntentID  string `json:"payment_intent_id"`
-	KeyGeneration    int32  `json:"key_generation"`
-	ClaimNumber      int32  `json:"claim_number"`
-	Namespace        string `json:"namespace"`
-	BillingPeriod    string `json:"billing_period"`
 	ChargedByThen    bool   `json:"charged_by_then"`
 }
 
@@ -182,6 +141,8 @@ func (q *Queries) ReconcileIntentList(ctx context.Context, db DBTX, arg Reconcil
 		var i ReconcileIntentListRow
 		if err := rows.Scan(
 			&i.ID,
+			&i.Namespace,
+			&i.BillingPeriod,
 			&i.CustomerID,
 			&i.IdempotencyKey,
 			&i.StripeCustomerID,
@@ -190,11 +151,6 @@ func (q *Queries) ReconcileIntentList(ctx context.Context, db DBTX, arg Reconcil
 			&i.Status,
 			&i.StatusReason,
 			&i.ChargeID,
-			&i.PaymentIntentID,
-			&i.KeyGeneration,
-			&i.ClaimNumber,
-			&i.Namespace,
-			&i.BillingPeriod,
 			&i.ChargedByThen,
 		); err != nil {
 			return nil, err
@@ -210,16 +166,14 @@ func (q *Queries) ReconcileIntentList(ctx context.Context, db DBTX, arg Reconcil
 const reconcileOwnerOf = `-- name: ReconcileOwnerOf :one
 SELECT coalesce(
     (SELECT i.id FROM billing.intents i WHERE i.charge_id = $1::text),
-    (SELECT i.id FROM billing.intents i WHERE i.namespace = $2 AND i.billing_period = $3
-        AND i.customer_id = $4 AND i.idempotency_key = $5::text),
-    (SELECT q.intent_id FROM billing.charge_requests q WHERE q.idempotency_key = $5::text AND q.key_generation = 1), 0)::bigint AS intent_id
+    (SELECT i.id FROM billing.intents i WHERE i.namespace = $2 AND i.billing_period = $3 AND i.idempotency_key = $4::text),
+    (SELECT q.intent_id FROM billing.charge_requests q WHERE q.idempotency_key = $4::text AND q.key_generation = 1), 0)::bigint AS intent_id
 `
 
 type ReconcileOwnerOfParams struct {
 	ChargeID      string `json:"charge_id"`
 	Namespace     string `json:"namespace"`
 	BillingPeriod string `json:"billing_period"`
-	CustomerID    string `json:"customer_id"`
 	IntentKey     string `json:"intent_key"`
 }
 
@@ -229,7 +183,6 @@ func (q *Queries) ReconcileOwnerOf(ctx context.Context, db DBTX, arg ReconcileOw
 		arg.ChargeID,
 		arg.Namespace,
 		arg.BillingPeriod,
-		arg.CustomerID,
 		arg.IntentKey,
 	)
 	var intent_id int64
@@ -238,32 +191,48 @@ func (q *Queries) ReconcileOwnerOf(ctx context.Context, db DBTX, arg ReconcileOw
 }
 
 const reconcileRunListDue = `-- name: ReconcileRunListDue :many
-SELECT r.id FROM billing.runs r
+SELECT r.id, r.namespace, r.billing_period, r.currency,
+       extract(epoch FROM clock_timestamp() - coalesce(last.started_at, r.opened_at))::double precision AS age_seconds
+FROM billing.runs r
 LEFT JOIN LATERAL (
     SELECT c.started_at, c.outcome FROM billing.reconciliations c
     WHERE c.run_id = r.id AND c.outcome IN ('clean', 'found') ORDER BY c.id DESC LIMIT 1) last ON true
-WHERE r.updated_at > clock_timestamp() - interval '40 days' AND r.allocated_cents > 0
-  AND (last.started_at IS NULL OR last.started_at < clock_timestamp() - ($1::double precision) * interval '1 second')
-  AND NOT (r.status = 'closed' AND last.outcome = 'clean' AND last.started_at > r.closed_at)
-  AND NOT EXISTS (SELECT 1 FROM billing.reconciliations u WHERE u.run_id = r.id AND u.finished_at IS NULL AND u.lease_until > clock_timestamp())
-ORDER BY last.started_at NULLS FIRST, r.id
+WHERE (r.updated_at > clock_timestamp() - interval '40 days'
+       OR EXISTS (SELECT 1 FROM billing.intents i WHERE i.run_id = r.id AND (i.status = 'charging' OR (i.status = 'pending' AND i.river_job_id IS NOT NULL))))
+  AND coalesce(last.started_at, r.opened_at) < clock_timestamp() - ($1::double precision) * interval '1 second'
+  AND NOT coalesce(r.status = 'closed' AND last.outcome = 'clean' AND last.started_at > r.closed_at, false)
+ORDER BY age_seconds DESC, r.id
 `
 
-// Runs whose books were not compared for so long. One that nobody touched for 40 days had no new charge, and one that was closed
-// and then found clean has none to come.
-func (q *Queries) ReconcileRunListDue(ctx context.Context, db DBTX, everySeconds float64) ([]int64, error) {
+type ReconcileRunListDueRow struct {
+	ID            int64   `json:"id"`
+	Namespace     string  `json:"namespace"`
+	BillingPeriod string  `json:"billing_period"`
+	Currency      string  `json:"currency"`
+	AgeSeconds    float64 `json:"age_seconds"`
+}
+
+// Runs whose books were not compared for so long, and that charge, or did in the last 40 days. One that was closed and then found
+// clean has nothing to come.
+func (q *Queries) ReconcileRunListDue(ctx context.Context, db DBTX, everySeconds float64) ([]ReconcileRunListDueRow, error) {
 	rows, err := db.Query(ctx, reconcileRunListDue, everySeconds)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	var items []int64
+	var items []ReconcileRunListDueRow
 	for rows.Next() {
-		var id int64
-		if err := rows.Scan(&id); err != nil {
+		var i ReconcileRunListDueRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Namespace,
+			&i.BillingPeriod,
+			&i.Currency,
+			&i.AgeSeconds,
+		); err != nil {
 			return nil, err
 		}
-		items = append(items, id)
+		items = append(items, i)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err
@@ -271,49 +240,58 @@ func (q *Queries) ReconcileRunListDue(ctx context.Context, db DBTX, everySeconds
 	return items, nil
 }
 
-const reconciliationAbandon = `-- name: ReconciliationAbandon :many
+const reconcileWindow = `-- name: ReconcileWindow :one
 
+SELECT coalesce(min(q.first_sent_at), r.opened_at)::timestamptz AS first_sent_at, count(DISTINCT i.id) AS intents, coalesce(min(q.customer), '')::text AS customer
+FROM billing.runs r
+LEFT JOIN billing.intents i ON i.namespace = r.namespace AND i.billing_period = r.billing_period AND i.currency = r.currency
+LEFT JOIN billing.charge_requests q ON q.intent_id = i.id
+WHERE r.id = $1
+GROUP BY r.id
+`
+
+type ReconcileWindowRow struct {
+	FirstSentAt time.Time `json:"first_sent_at"`
+	Intents     int64     `json:"intents"`
+	Customer    string    `json:"customer"`
+}
+
+// The statements of reconciling, in their order: begin, list, compare, read a suspicion again, finish.
+// When the run's first charge was sent (before any: when the run was opened), how many intents it has, and a Stripe customer
+// that something was sent for, empty for none.
+func (q *Queries) ReconcileWindow(ctx context.Context, db DBTX, runID int64) (ReconcileWindowRow, error) {
+	row := db.QueryRow(ctx, reconcileWindow, runID)
+	var i ReconcileWindowRow
+	err := row.Scan(&i.FirstSentAt, &i.Intents, &i.Customer)
+	return i, err
+}
+
+const reconciliationAbandon = `-- name: ReconciliationAbandon :execrows
 UPDATE billing.reconciliations SET finished_at = clock_timestamp(), outcome = 'abandoned'
 WHERE run_id = $1 AND finished_at IS NULL AND lease_until < clock_timestamp()
-  AND ($2::boolean OR installation <> $3 OR started_at < clock_timestamp() - ($4::double precision) * interval '1 second'
-       OR ($5::timestamptz IS NOT NULL AND listed_from <> $5::timestamptz))
-RETURNING id
+  AND (installation <> $2 OR started_at < clock_timestamp() - ($3::double precision) * interval '1 second'
+       OR listed_from <> coalesce($4::timestamptz, listed_from))
 `
 
 type ReconciliationAbandonParams struct {
 	RunID         int64      `json:"run_id"`
-	Anew          bool       `json:"anew"`
 	Installation  string     `json:"installation"`
 	MaxAgeSeconds float64    `json:"max_age_seconds"`
 	ListedFrom    *time.Time `json:"listed_from"`
 }
 
-// The statements of reconciling, in their order: take the run, list, find whose each payment is, compare, read again, finish.
-// An unfinished one that nobody works at any more, and that is too old, or not what is asked for, to go on with.
-func (q *Queries) ReconciliationAbandon(ctx context.Context, db DBTX, arg ReconciliationAbandonParams) ([]int64, error) {
-	rows, err := db.Query(ctx, reconciliationAbandon,
+// An unfinished one that nobody is at any more, and that is too old, or not what is asked for, to go on with.
+func (q *Queries) ReconciliationAbandon(ctx context.Context, db DBTX, arg ReconciliationAbandonParams) (int64, error) {
+	result, err := db.Exec(ctx, reconciliationAbandon,
 		arg.RunID,
-		arg.Anew,
 		arg.Installation,
 		arg.MaxAgeSeconds,
 		arg.ListedFrom,
 	)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
-	defer rows.Close()
-	var items []int64
-	for rows.Next() {
-		var id int64
-		if err := rows.Scan(&id); err != nil {
-			return nil, err
-		}
-		items = append(items, id)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
+	return result.RowsAffected(), nil
 }
 
 const reconciliationBegin = `-- name: ReconciliationBegin :one
@@ -322,7 +300,7 @@ VALUES ($1, $2, $3, $4, $5, clock_timestamp() + ($6::double precision) * interva
 ON CONFLICT (run_id) WHERE finished_at IS NULL DO UPDATE SET
     actor = excluded.actor, worker = excluded.worker, claim_number = r.claim_number + 1, lease_until = excluded.lease_until
 WHERE r.lease_until < clock_timestamp()
-RETURNING id, claim_number, started_at, listed_from, stage, list_cursor, listed
+RETURNING id, claim_number, started_at, listed_from, stage, stage_cursor, counted
 `
 
 type ReconciliationBeginParams struct {
@@ -340,11 +318,11 @@ type ReconciliationBeginRow struct {
 	StartedAt   time.Time `json:"started_at"`
 	ListedFrom  time.Time `json:"listed_from"`
 	Stage       string    `json:"stage"`
-	ListCursor  string    `json:"list_cursor"`
-	Listed      []byte    `json:"listed"`
+	StageCursor string    `json:"stage_cursor"`
+	Counted     []byte    `json:"counted"`
 }
 
-// A new one, or the unfinished one whose worker's lease has ended. No row: another process is at it.
+// A new one, or the unfinished one whose lease has ended. No row: another process is at it.
 func (q *Queries) ReconciliationBegin(ctx context.Context, db DBTX, arg ReconciliationBeginParams) (ReconciliationBeginRow, error) {
 	row := db.QueryRow(ctx, reconciliationBegin,
 		arg.RunID,
@@ -361,37 +339,145 @@ func (q *Queries) ReconciliationBegin(ctx context.Context, db DBTX, arg Reconcil
 		&i.StartedAt,
 		&i.ListedFrom,
 		&i.Stage,
-		&i.ListCursor,
-		&i.Listed,
+		&i.StageCursor,
+		&i.Counted,
 	)
 	return i, err
 }
 
-const reconciliationFinish = `-- name: ReconciliationFinish :execrows
-UPDATE billing.reconciliations SET finished_at = clock_timestamp(), outcome = $1::text, finding_counts = $2, result = $3
-WHERE id = $4 AND claim_number = $5 AND finished_at IS NULL
+const reconciliationFindingAdd = `-- name: ReconciliationFindingAdd :exec
+INSERT INTO billing.reconciliation_findings (reconciliation_id, kind, intent_id, customer_id, stripe_customer, object_ids, amount_cents, currency, detail)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+`
+
+type ReconciliationFindingAddParams struct {
+	ReconciliationID int64    `json:"reconciliation_id"`
+	Kind             string   `json:"kind"`
+	IntentID         *int64   `json:"intent_id"`
+	CustomerID       string   `json:"customer_id"`
+	StripeCustomer   string   `json:"stripe_customer"`
+	ObjectIds        []string `json:"object_ids"`
+	AmountCents      int64    `json:"amount_cents"`
+	Currency         string   `json:"currency"`
+	Detail           string   `json:"detail"`
+}
+
+func (q *Queries) ReconciliationFindingAdd(ctx context.Context, db DBTX, arg ReconciliationFindingAddParams) error {
+	_, err := db.Exec(ctx, reconciliationFindingAdd,
+		arg.ReconciliationID,
+		arg.Kind,
+		arg.IntentID,
+		arg.CustomerID,
+		arg.StripeCustomer,
+		arg.ObjectIds,
+		arg.AmountCents,
+		arg.Currency,
+		arg.Detail,
+	)
+	return err
+}
+
+const reconciliationFindingCount = `-- name: ReconciliationFindingCount :many
+SELECT kind, count(*) AS findings FROM billing.reconciliation_findings WHERE reconciliation_id = $1 GROUP BY kind ORDER BY kind
+`
+
+type ReconciliationFindingCountRow struct {
+	Kind     string `json:"kind"`
+	Findings int64  `json:"findings"`
+}
+
+func (q *Queries) ReconciliationFindingCount(ctx context.Context, db DBTX, reconciliationID int64) ([]ReconciliationFindingCountRow, error) {
+	rows, err := db.Query(ctx, reconciliationFindingCount, reconciliationID)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []ReconciliationFindingCountRow
+	for rows.Next() {
+		var i ReconciliationFindingCountRow
+		if err := rows.Scan(&i.Kind, &i.Findings); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const reconciliationFindingList = `-- name: ReconciliationFindingList :many
+SELECT id, kind, intent_id, customer_id, stripe_customer, object_ids, amount_cents, currency, detail FROM billing.reconciliation_findings
+WHERE reconciliation_id = $1 AND id > $2 ORDER BY id LIMIT $3
+`
+
+type ReconciliationFindingListParams struct {
+	ReconciliationID int64 `json:"reconciliation_id"`
+	After            int64 `json:"after"`
+	MaxRows          int32 `json:"max_rows"`
+}
+
+type ReconciliationFindingListRow struct {
+	ID             int64    `json:"id"`
+	Kind           string   `json:"kind"`
+	IntentID       *int64   `json:"intent_id"`
+	CustomerID     string   `json:"customer_id"`
+	StripeCustomer string   `json:"stripe_customer"`
+	ObjectIds      []string `json:"object_ids"`
+	AmountCents    int64    `json:"amount_cents"`
+	Currency       string   `json:"currency"`
+	Detail         string   `json:"detail"`
+}
+
+func (q *Queries) ReconciliationFindingList(ctx context.Context, db DBTX, arg ReconciliationFindingListParams) ([]ReconciliationFindingListRow, error) {
+	rows, err := db.Query(ctx, reconciliationFindingList, arg.ReconciliationID, arg.After, arg.MaxRows)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []ReconciliationFindingListRow
+	for rows.Next() {
+		var i ReconciliationFindingListRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Kind,
+			&i.IntentID,
+			&i.CustomerID,
+			&i.StripeCustomer,
+			&i.ObjectIds,
+			&i.AmountCents,
+			&i.Currency,
+			&i.Detail,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const reconciliationFinish = `-- name: ReconciliationFinish :one
+UPDATE billing.reconciliations r SET finished_at = clock_timestamp(), counted = $1, outcome = CASE WHEN EXISTS (
+    SELECT 1 FROM billing.reconciliation_findings f WHERE f.reconciliation_id = r.id AND f.kind <> 'refunded') THEN 'found' ELSE 'clean' END
+WHERE r.id = $2 AND r.claim_number = $3 AND r.finished_at IS NULL
+RETURNING r.id
 `
 
 type ReconciliationFinishParams struct {
-	Outcome       string `json:"outcome"`
-	FindingCounts []byte `json:"finding_counts"`
-	Result        []byte `json:"result"`
-	ID            int64  `json:"id"`
-	ClaimNumber   int32  `json:"claim_number"`
+	Counted     []byte `json:"counted"`
+	ID          int64  `json:"id"`
+	ClaimNumber int32  `json:"claim_number"`
 }
 
+// No row: another process has taken over.
 func (q *Queries) ReconciliationFinish(ctx context.Context, db DBTX, arg ReconciliationFinishParams) (int64, error) {
-	result, err := db.Exec(ctx, reconciliationFinish,
-		arg.Outcome,
-		arg.FindingCounts,
-		arg.Result,
-		arg.ID,
-		arg.ClaimNumber,
-	)
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected(), nil
+	row := db.QueryRow(ctx, reconciliationFinish, arg.Counted, arg.ID, arg.ClaimNumber)
+	var id int64
+	err := row.Scan(&id)
+	return id, err
 }
 
 const reconciliationHold = `-- name: ReconciliationHold :execrows
@@ -405,6 +491,7 @@ type ReconciliationHoldParams struct {
 	ClaimNumber  int32   `json:"claim_number"`
 }
 
+// 0 seconds let go of it.
 func (q *Queries) ReconciliationHold(ctx context.Context, db DBTX, arg ReconciliationHoldParams) (int64, error) {
 	result, err := db.Exec(ctx, reconciliationHold, arg.LeaseSeconds, arg.ID, arg.ClaimNumber)
 	if err != nil {
@@ -414,20 +501,21 @@ func (q *Queries) ReconciliationHold(ctx context.Context, db DBTX, arg Reconcili
 }
 
 const reconciliationLatest = `-- name: ReconciliationLatest :one
-SELECT id, actor, started_at, finished_at, outcome, finding_counts, result FROM billing.reconciliations
+SELECT id, actor, started_at, listed_from, counted, finished_at::timestamptz AS finished_at, outcome::text AS outcome FROM billing.reconciliations
 WHERE run_id = $1 AND outcome IN ('clean', 'found') ORDER BY id DESC LIMIT 1
 `
 
 type ReconciliationLatestRow struct {
-	ID            int64      `json:"id"`
-	Actor         string     `json:"actor"`
-	StartedAt     time.Time  `json:"started_at"`
-	FinishedAt    *time.Time `json:"finished_at"`
-	Outcome       *string    `json:"outcome"`
-	FindingCounts []byte     `json:"finding_counts"`
-	Result        []byte     `json:"result"`
+	ID         int64     `json:"id"`
+	Actor      string    `json:"actor"`
+	StartedAt  time.Time `json:"started_at"`
+	ListedFrom time.Time `json:"listed_from"`
+	Counted    []byte    `json:"counted"`
+	FinishedAt time.Time `json:"finished_at"`
+	Outcome    string    `json:"outcome"`
 }
 
+// The run's last finished one.
 func (q *Queries) ReconciliationLatest(ctx context.Context, db DBTX, runID int64) (ReconciliationLatestRow, error) {
 	row := db.QueryRow(ctx, reconciliationLatest, runID)
 	var i ReconciliationLatestRow
@@ -435,269 +523,184 @@ func (q *Queries) ReconciliationLatest(ctx context.Context, db DBTX, runID int64
 		&i.ID,
 		&i.Actor,
 		&i.StartedAt,
+		&i.ListedFrom,
+		&i.Counted,
 		&i.FinishedAt,
 		&i.Outcome,
-		&i.FindingCounts,
-		&i.Result,
 	)
 	return i, err
 }
 
-const reconciliationPaymentAddMany = `-- name: ReconciliationPaymentAddMany :many
-WITH page AS (
-    SELECT t.object_id, t.charge_id, t.payment_intent_id, t.status, t.captured, t.customer, t.amount_cents, t.refunded_cents, t.refunded, t.disputed,
-           t.currency, t.created_at, t.intent_key, t.charge_intent_key, t.key_generation, t.namespace, t.billing_period, t.customer_id,
-           EXISTS (SELECT 1 FROM billing.reconciliation_payments p
-                   WHERE p.reconciliation_id = $1 AND p.object_id = t.payment_intent_id AND p.charge_id = t.charge_id) AS shown
-    FROM ROWS FROM (unnest($2::text[]), unnest($3::text[]), unnest($4::text[]), unnest($5::text[]),
-        unnest($6::boolean[]), unnest($7::text[]), unnest($8::bigint[]), unnest($9::bigint[]),
-        unnest($10::boolean[]), unnest($11::boolean[]), unnest($12::text[]), unnest($13::timestamptz[]),
-        unnest($14::text[]), unnest($15::text[]), unnest($16::text[]), unnest($17::text[]),
-        unnest($18::text[]), unnest($19::text[]))
-        AS t(object_id, charge_id, payment_intent_id, status, captured, customer, amount_cents, refunded_cents, refunded, disputed, currency, created_at,
-             intent_key, charge_intent_key, key_generation, namespace, billing_period, customer_id)
-), added AS (
-    INSERT INTO billing.reconciliation_payments (reconciliation_id, object_id, charge_id, payment_intent_id, status, captured, customer, amount_cents,
-        refunded_cents, refunded, disputed, currency, created_at, intent_key, charge_intent_key, key_generation, namespace, billing_period, customer_id)
-    SELECT $1, object_id, charge_id, payment_intent_id, status, captured, customer, amount_cents, refunded_cents, refunded, disputed,
-        currency, created_at, intent_key, charge_intent_key, key_generation, namespace, billing_period, customer_id
-    FROM page WHERE NOT shown AND intent_key <> ''
-    ON CONFLICT DO NOTHING
-    RETURNING object_id
-)
-SELECT page.object_id::text AS object_id FROM page WHERE page.shown OR EXISTS (SELECT 1 FROM added WHERE added.object_id = page.object_id)
+const reconciliationPaymentAddMany = `-- name: ReconciliationPaymentAddMany :exec
+INSERT INTO billing.reconciliation_payments (reconciliation_id, object_id, payment_intent_id, moved, customer, amount_cents, refunded_cents,
+    currency, created_at, intent_key, namespace, billing_period, customer_id, installation)
+SELECT $1, t.object_id, t.payment_intent_id, t.moved, t.customer, t.amount_cents, t.refunded_cents,
+    t.currency, t.created_at, t.intent_key, t.namespace, t.billing_period, t.customer_id, t.installation
+FROM ROWS FROM (unnest($2::text[]), unnest($3::text[]), unnest($4::boolean[]), unnest($5::text[]),
+    unnest($6::bigint[]), unnest($7::bigint[]), unnest($8::text[]), unnest($9::timestamptz[]),
+    unnest($10::text[]), unnest($11::text[]), unnest($12::text[]), unnest($13::text[]), unnest($14::text[]))
+    AS t(object_id, payment_intent_id, moved, customer, amount_cents, refunded_cents, currency, created_at, intent_key, namespace,
+         billing_period, customer_id, installation)
+ON CONFLICT DO NOTHING
 `
 
 type ReconciliationPaymentAddManyParams struct {
 	ReconciliationID int64       `json:"reconciliation_id"`
 	ObjectIds        []string    `json:"object_ids"`
-	ChargeIds        []string    `json:"charge_ids"`
 	PaymentIntentIds []string    `json:"payment_intent_ids"`
-	Statuses         []string    `json:"statuses"`
-	Captured         []bool      `json:"captured"`
+	Moved            []bool      `json:"moved"`
 	Customers        []string    `json:"customers"`
 	AmountsCents     []int64     `json:"amounts_cents"`
 	RefundedCents    []int64     `json:"refunded_cents"`
-	Refunded         []bool      `json:"refunded"`
-	Disputed         []bool      `json:"disputed"`
 	Currencies       []string    `json:"currencies"`
 	CreatedAt        []time.Time `json:"created_at"`
 	IntentKeys       []string    `json:"intent_keys"`
-	ChargeIntentKeys []string    `json:"charge_intent_keys"`
-	KeyGenerations   []string    `json:"key_generations"`
 	Namespaces       []string    `json:"namespaces"`
 	BillingPeriods   []string    `json:"billing_periods"`
 	CustomerIds      []string    `json:"customer_ids"`
+	Installations    []string    `json:"installations"`
 }
 
-// A charge whose payment intent is there already is the same payment; the objects that are kept, or were, are returned.
-func (q *Queries) ReconciliationPaymentAddMany(ctx context.Context, db DBTX, arg ReconciliationPaymentAddManyParams) ([]string, error) {
-	rows, err := db.Query(ctx, reconciliationPaymentAddMany,
+// A charge that its payment intent showed already is the same payment.
+func (q *Queries) ReconciliationPaymentAddMany(ctx context.Context, db DBTX, arg ReconciliationPaymentAddManyParams) error {
+	_, err := db.Exec(ctx, reconciliationPaymentAddMany,
 		arg.ReconciliationID,
 		arg.ObjectIds,
-		arg.ChargeIds,
 		arg.PaymentIntentIds,
-		arg.Statuses,
-		arg.Captured,
+		arg.Moved,
 		arg.Customers,
 		arg.AmountsCents,
 		arg.RefundedCents,
-		arg.Refunded,
-		arg.Disputed,
 		arg.Currencies,
 		arg.CreatedAt,
 		arg.IntentKeys,
-		arg.ChargeIntentKeys,
-		arg.KeyGenerations,
 		arg.Namespaces,
 		arg.BillingPeriods,
 		arg.CustomerIds,
+		arg.Installations,
 	)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []string
-	for rows.Next() {
-		var object_id string
-		if err := rows.Scan(&object_id); err != nil {
-			return nil, err
-		}
-		items = append(items, object_id)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
+	return err
 }
 
-const reconciliationPaymentCountElsewhere = `-- name: ReconciliationPaymentCountElsewhere :one
-SELECT count(*) FROM billing.reconciliation_payments p
-LEFT JOIN billing.intents i ON i.id = p.intent_id
-WHERE p.reconciliation_id = $1
-  AND CASE WHEN i.id IS NOT NULL THEN (i.namespace, i.billing_period, i.currency) <> ($2, $3, $4)
-      ELSE (p.namespace, p.billing_period) <> ($2, $3)
-           OR (p.currency <> $4 AND EXISTS (SELECT 1 FROM billing.runs o
-               WHERE o.namespace = p.namespace AND o.billing_period = p.billing_period AND o.currency = p.currency)) END
+const reconciliationPaymentCount = `-- name: ReconciliationPaymentCount :one
+SELECT count(*) FILTER (WHERE o.ours AND o.here) AS run_payments,
+       coalesce(sum(o.amount_cents) FILTER (WHERE o.ours AND o.here AND o.moved AND o.currency = $1::text), 0)::bigint AS run_cents,
+       coalesce(sum(o.refunded_cents) FILTER (WHERE o.ours AND o.here AND o.currency = $1::text), 0)::bigint AS refunded_cents,
+       count(*) FILTER (WHERE o.ours AND NOT o.here) AS other_runs,
+       count(*) FILTER (WHERE NOT o.ours) AS other_installations
+FROM (
+    SELECT p.moved, p.currency, p.amount_cents, p.refunded_cents, p.installation IN ('', $2) OR i.id IS NOT NULL AS ours,
+           CASE WHEN i.id IS NOT NULL THEN i.namespace = $3 AND i.billing_period = $4 AND i.currency = $1::text
+                WHEN k.id IS NOT NULL THEN k.currency = $1::text
+                ELSE p.namespace = $3 AND p.billing_period = $4 END AS here
+    FROM billing.reconciliation_payments p
+    LEFT JOIN billing.intents i ON i.charge_id = p.object_id
+    LEFT JOIN billing.intents k ON k.namespace = $3 AND k.billing_period = $4 AND k.idempotency_key = p.intent_key
+    WHERE p.reconciliation_id = $5) o
 `
 
-type ReconciliationPaymentCountElsewhereParams struct {
-	ReconciliationID int64  `json:"reconciliation_id"`
+type ReconciliationPaymentCountParams struct {
+	Currency         string `json:"currency"`
+	Installation     string `json:"installation"`
 	Namespace        string `json:"namespace"`
 	BillingPeriod    string `json:"billing_period"`
-	Currency         string `json:"currency"`
+	ReconciliationID int64  `json:"reconciliation_id"`
 }
 
-// What turned out to be another run's.
-func (q *Queries) ReconciliationPaymentCountElsewhere(ctx context.Context, db DBTX, arg ReconciliationPaymentCountElsewhereParams) (int64, error) {
-	row := db.QueryRow(ctx, reconciliationPaymentCountElsewhere,
-		arg.ReconciliationID,
+type ReconciliationPaymentCountRow struct {
+	RunPayments        int64 `json:"run_payments"`
+	RunCents           int64 `json:"run_cents"`
+	RefundedCents      int64 `json:"refunded_cents"`
+	OtherRuns          int64 `json:"other_runs"`
+	OtherInstallations int64 `json:"other_installations"`
+}
+
+// How many of the listed payments are whose: this run's, other runs' and other installations'. A charge is its intent's; any other
+// payment that of the intent whose key it carries, else of the run that its metadata names.
+func (q *Queries) ReconciliationPaymentCount(ctx context.Context, db DBTX, arg ReconciliationPaymentCountParams) (ReconciliationPaymentCountRow, error) {
+	row := db.QueryRow(ctx, reconciliationPaymentCount,
+		arg.Currency,
+		arg.Installation,
 		arg.Namespace,
 		arg.BillingPeriod,
-		arg.Currency,
+		arg.ReconciliationID,
 	)
-	var count int64
-	err := row.Scan(&count)
-	return count, err
+	var i ReconciliationPaymentCountRow
+	err := row.Scan(
+		&i.RunPayments,
+		&i.RunCents,
+		&i.RefundedCents,
+		&i.OtherRuns,
+		&i.OtherInstallations,
+	)
+	return i, err
 }
 
-const reconciliationPaymentDeleteMany = `-- name: ReconciliationPaymentDeleteMany :execrows
+const reconciliationPaymentDelete = `-- name: ReconciliationPaymentDelete :exec
 DELETE FROM billing.reconciliation_payments p
 WHERE p.reconciliation_id IN (SELECT r.id FROM billing.reconciliations r WHERE r.run_id = $1 AND r.finished_at IS NOT NULL)
 `
 
-// Those of finished ones: what was found is in the result.
-func (q *Queries) ReconciliationPaymentDeleteMany(ctx context.Context, db DBTX, runID int64) (int64, error) {
-	result, err := db.Exec(ctx, reconciliationPaymentDeleteMany, runID)
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected(), nil
+// Those of finished ones: what was found is in the findings.
+func (q *Queries) ReconciliationPaymentDelete(ctx context.Context, db DBTX, runID int64) error {
+	_, err := db.Exec(ctx, reconciliationPaymentDelete, runID)
+	return err
 }
 
-const reconciliationPaymentFindByKey = `-- name: ReconciliationPaymentFindByKey :execrows
-UPDATE billing.reconciliation_payments p SET intent_id = i.id
-FROM billing.intents i
-WHERE p.reconciliation_id = $1 AND p.intent_id IS NULL
-  AND i.namespace = $2 AND i.billing_period = $3 AND i.idempotency_key = p.intent_key
+const reconciliationPaymentListOfIntents = `-- name: ReconciliationPaymentListOfIntents :many
+SELECT p.object_id, p.payment_intent_id, p.moved, p.customer, p.amount_cents, p.refunded_cents, p.currency, p.created_at, p.intent_key,
+       p.namespace, p.billing_period, p.customer_id, p.installation
+FROM billing.reconciliation_payments p
+WHERE p.reconciliation_id = $1 AND (p.intent_key = ANY($2::text[]) OR p.object_id = ANY($3::text[]))
+ORDER BY p.created_at, p.object_id
 `
 
-type ReconciliationPaymentFindByKeyParams struct {
-	ReconciliationID int64  `json:"reconciliation_id"`
-	Namespace        string `json:"namespace"`
-	BillingPeriod    string `json:"billing_period"`
+type ReconciliationPaymentListOfIntentsParams struct {
+	ReconciliationID int64    `json:"reconciliation_id"`
+	IntentKeys       []string `json:"intent_keys"`
+	ChargeIds        []string `json:"charge_ids"`
 }
 
-// What carries a key of the run although its metadata says something else, and was never sent as far as this database knows.
-func (q *Queries) ReconciliationPaymentFindByKey(ctx context.Context, db DBTX, arg ReconciliationPaymentFindByKeyParams) (int64, error) {
-	result, err := db.Exec(ctx, reconciliationPaymentFindByKey, arg.ReconciliationID, arg.Namespace, arg.BillingPeriod)
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected(), nil
-}
-
-const reconciliationPaymentFindOwners = `-- name: ReconciliationPaymentFindOwners :one
-WITH part AS (
-    SELECT p.object_id, p.charge_id, p.intent_key, p.namespace, p.billing_period, p.customer_id
-    FROM billing.reconciliation_payments p
-    WHERE p.reconciliation_id = $1 AND p.object_id > $2 ORDER BY p.object_id LIMIT $3
-), owned AS (
-    UPDATE billing.reconciliation_payments p SET intent_id = coalesce(
-        (SELECT i.id FROM billing.intents i WHERE i.charge_id = part.charge_id),
-        (SELECT i.id FROM billing.intents i WHERE i.namespace = part.namespace AND i.billing_period = part.billing_period
-            AND i.customer_id = part.customer_id AND i.idempotency_key = part.intent_key),
-        (SELECT q.intent_id FROM billing.charge_requests q WHERE q.idempotency_key = part.intent_key AND q.key_generation = 1))
-    FROM part WHERE p.reconciliation_id = $1 AND p.object_id = part.object_id
-    RETURNING p.object_id
-)
-SELECT count(*) AS payments, coalesce(max(object_id), '')::text AS last FROM owned
-`
-
-type ReconciliationPaymentFindOwnersParams struct {
-	ReconciliationID int64  `json:"reconciliation_id"`
-	After            string `json:"after"`
-	MaxRows          int32  `json:"max_rows"`
-}
-
-type ReconciliationPaymentFindOwnersRow struct {
-	Payments int64  `json:"payments"`
-	Last     string `json:"last"`
-}
-
-// Whose each payment is, a part at a time: the intent that records it, else the one that its metadata describes, else the one
-// whose key it carries. Asked only once the lists are read.
-func (q *Queries) ReconciliationPaymentFindOwners(ctx context.Context, db DBTX, arg ReconciliationPaymentFindOwnersParams) (ReconciliationPaymentFindOwnersRow, error) {
-	row := db.QueryRow(ctx, reconciliationPaymentFindOwners, arg.ReconciliationID, arg.After, arg.MaxRows)
-	var i ReconciliationPaymentFindOwnersRow
-	err := row.Scan(&i.Payments, &i.Last)
-	return i, err
-}
-
-const reconciliationPaymentListByIntent = `-- name: ReconciliationPaymentListByIntent :many
-SELECT object_id, charge_id, payment_intent_id, status, captured, customer, amount_cents, refunded_cents, refunded, disputed, currency, created_at,
-       intent_key, charge_intent_key, key_generation, namespace, billing_period, customer_id, intent_id
-FROM billing.reconciliation_payments
-WHERE reconciliation_id = $1 AND intent_id = ANY($2::bigint[])
-ORDER BY intent_id, created_at, object_id
-`
-
-type ReconciliationPaymentListByIntentParams struct {
-	ReconciliationID int64   `json:"reconciliation_id"`
-	IntentIds        []int64 `json:"intent_ids"`
-}
-
-type ReconciliationPaymentListByIntentRow struct {
+type ReconciliationPaymentListOfIntentsRow struct {
 	ObjectID        string    `json:"object_id"`
-	ChargeID        string    `json:"charge_id"`
 	PaymentIntentID string    `json:"payment_intent_id"`
-	Status          string    `json:"status"`
-	Captured        bool      `json:"captured"`
+	Moved           bool      `json:"moved"`
 	Customer        string    `json:"customer"`
 	AmountCents     int64     `json:"amount_cents"`
 	RefundedCents   int64     `json:"refunded_cents"`
-	Refunded        bool      `json:"refunded"`
-	Disputed        bool      `json:"disputed"`
 	Currency        string    `json:"currency"`
 	CreatedAt       time.Time `json:"created_at"`
 	IntentKey       string    `json:"intent_key"`
-	ChargeIntentKey string    `json:"charge_intent_key"`
-	KeyGeneration   string    `json:"key_generation"`
 	Namespace       string    `json:"namespace"`
 	BillingPeriod   string    `json:"billing_period"`
 	CustomerID      string    `json:"customer_id"`
-	IntentID        *int64    `json:"intent_id"`
+	Installation    string    `json:"installation"`
 }
 
-func (q *Queries) ReconciliationPaymentListByIntent(ctx context.Context, db DBTX, arg ReconciliationPaymentListByIntentParams) ([]ReconciliationPaymentListByIntentRow, error) {
-	rows, err := db.Query(ctx, reconciliationPaymentListByIntent, arg.ReconciliationID, arg.IntentIds)
+// Payments that carry one of the keys or are one of the charges.
+func (q *Queries) ReconciliationPaymentListOfIntents(ctx context.Context, db DBTX, arg ReconciliationPaymentListOfIntentsParams) ([]ReconciliationPaymentListOfIntentsRow, error) {
+	rows, err := db.Query(ctx, reconciliationPaymentListOfIntents, arg.ReconciliationID, arg.IntentKeys, arg.ChargeIds)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	var items []ReconciliationPaymentListByIntentRow
+	var items []ReconciliationPaymentListOfIntentsRow
 	for rows.Next() {
-		var i ReconciliationPaymentListByIntentRow
+		var i ReconciliationPaymentListOfIntentsRow
 		if err := rows.Scan(
 			&i.ObjectID,
-			&i.ChargeID,
 			&i.PaymentIntentID,
-			&i.Status,
-			&i.Captured,
+			&i.Moved,
 			&i.Customer,
 			&i.AmountCents,
 			&i.RefundedCents,
-			&i.Refunded,
-			&i.Disputed,
 			&i.Currency,
 			&i.CreatedAt,
 			&i.IntentKey,
-			&i.ChargeIntentKey,
-			&i.KeyGeneration,
 			&i.Namespace,
 			&i.BillingPeriod,
 			&i.CustomerID,
-			&i.IntentID,
+			&i.Installation,
 		); err != nil {
 			return nil, err
 		}
@@ -710,19 +713,24 @@ func (q *Queries) ReconciliationPaymentListByIntent(ctx context.Context, db DBTX
 }
 
 const reconciliationPaymentListOwnerless = `-- name: ReconciliationPaymentListOwnerless :many
-SELECT p.object_id, p.charge_id, p.payment_intent_id, p.status, p.captured, p.customer, p.amount_cents, p.refunded_cents, p.refunded, p.disputed,
-       p.currency, p.created_at, p.intent_key, p.charge_intent_key, p.key_generation, p.namespace, p.billing_period, p.customer_id
+SELECT p.object_id, p.payment_intent_id, p.moved, p.customer, p.amount_cents, p.refunded_cents, p.currency, p.created_at, p.intent_key,
+       p.namespace, p.billing_period, p.customer_id, p.installation
 FROM billing.reconciliation_payments p
-WHERE p.reconciliation_id = $1 AND p.intent_id IS NULL AND p.object_id > $2
-  AND p.namespace = $3 AND p.billing_period = $4
-  AND (p.currency = $5 OR NOT EXISTS (SELECT 1 FROM billing.runs o
+WHERE p.reconciliation_id = $1 AND p.object_id > $2 AND p.intent_key <> '' AND p.installation IN ('', $3)
+  AND p.namespace = $4 AND p.billing_period = $5
+  AND (p.currency = $6 OR NOT EXISTS (SELECT 1 FROM billing.runs o
        WHERE o.namespace = p.namespace AND o.billing_period = p.billing_period AND o.currency = p.currency))
-ORDER BY p.object_id LIMIT $6
+  AND NOT EXISTS (SELECT 1 FROM billing.intents i WHERE i.charge_id = p.object_id)
+  AND NOT EXISTS (SELECT 1 FROM billing.intents i
+       WHERE i.namespace = p.namespace AND i.billing_period = p.billing_period AND i.customer_id = p.customer_id AND i.idempotency_key = p.intent_key)
+  AND NOT EXISTS (SELECT 1 FROM billing.charge_requests q WHERE q.idempotency_key = p.intent_key AND q.key_generation = 1)
+ORDER BY p.object_id LIMIT $7
 `
 
 type ReconciliationPaymentListOwnerlessParams struct {
 	ReconciliationID int64  `json:"reconciliation_id"`
 	After            string `json:"after"`
+	Installation     string `json:"installation"`
 	Namespace        string `json:"namespace"`
 	BillingPeriod    string `json:"billing_period"`
 	Currency         string `json:"currency"`
@@ -731,31 +739,27 @@ type ReconciliationPaymentListOwnerlessParams struct {
 
 type ReconciliationPaymentListOwnerlessRow struct {
 	ObjectID        string    `json:"object_id"`
-	ChargeID        string    `json:"charge_id"`
 	PaymentIntentID string    `json:"payment_intent_id"`
-	Status          string    `json:"status"`
-	Captured        bool      `json:"captured"`
+	Moved           bool      `json:"moved"`
 	Customer        string    `json:"customer"`
 	AmountCents     int64     `json:"amount_cents"`
 	RefundedCents   int64     `json:"refunded_cents"`
-	Refunded        bool      `json:"refunded"`
-	Disputed        bool      `json:"disputed"`
 	Currency        string    `json:"currency"`
 	CreatedAt       time.Time `json:"created_at"`
 	IntentKey       string    `json:"intent_key"`
-	ChargeIntentKey string    `json:"charge_intent_key"`
-	KeyGeneration   string    `json:"key_generation"`
 	Namespace       string    `json:"namespace"`
 	BillingPeriod   string    `json:"billing_period"`
 	CustomerID      string    `json:"customer_id"`
+	Installation    string    `json:"installation"`
 }
 
-// Payments that say they are the run's and that no intent stands behind. Another currency than the run's is here only if that
-// currency has no run of its own, which would tell.
+// Payments of this installation that say they are the run's and that no intent stands behind. Another currency than the run's is
+// here only if that currency has no run of its own, which would tell.
 func (q *Queries) ReconciliationPaymentListOwnerless(ctx context.Context, db DBTX, arg ReconciliationPaymentListOwnerlessParams) ([]ReconciliationPaymentListOwnerlessRow, error) {
 	rows, err := db.Query(ctx, reconciliationPaymentListOwnerless,
 		arg.ReconciliationID,
 		arg.After,
+		arg.Installation,
 		arg.Namespace,
 		arg.BillingPeriod,
 		arg.Currency,
@@ -770,23 +774,18 @@ func (q *Queries) ReconciliationPaymentListOwnerless(ctx context.Context, db DBT
 		var i ReconciliationPaymentListOwnerlessRow
 		if err := rows.Scan(
 			&i.ObjectID,
-			&i.ChargeID,
 			&i.PaymentIntentID,
-			&i.Status,
-			&i.Captured,
+			&i.Moved,
 			&i.Customer,
 			&i.AmountCents,
 			&i.RefundedCents,
-			&i.Refunded,
-			&i.Disputed,
 			&i.Currency,
 			&i.CreatedAt,
 			&i.IntentKey,
-			&i.ChargeIntentKey,
-			&i.KeyGeneration,
 			&i.Namespace,
 			&i.BillingPeriod,
 			&i.CustomerID,
+			&i.Installation,
 		); err != nil {
 			return nil, err
 		}
@@ -798,43 +797,25 @@ func (q *Queries) ReconciliationPaymentListOwnerless(ctx context.Context, db DBT
 	return items, nil
 }
 
-const reconciliationPaymentSetOwner = `-- name: ReconciliationPaymentSetOwner :exec
-UPDATE billing.reconciliation_payments SET intent_id = $1 WHERE reconciliation_id = $2 AND object_id = $3
+const reconciliationSave = `-- name: ReconciliationSave :execrows
+UPDATE billing.reconciliations SET stage = $1, stage_cursor = $2, counted = $3
+WHERE id = $4 AND claim_number = $5 AND finished_at IS NULL
 `
 
-type ReconciliationPaymentSetOwnerParams struct {
-	IntentID         *int64 `json:"intent_id"`
-	ReconciliationID int64  `json:"reconciliation_id"`
-	ObjectID         string `json:"object_id"`
+type ReconciliationSaveParams struct {
+	Stage       string `json:"stage"`
+	StageCursor string `json:"stage_cursor"`
+	Counted     []byte `json:"counted"`
+	ID          int64  `json:"id"`
+	ClaimNumber int32  `json:"claim_number"`
 }
 
-func (q *Queries) ReconciliationPaymentSetOwner(ctx context.Context, db DBTX, arg ReconciliationPaymentSetOwnerParams) error {
-	_, err := db.Exec(ctx, reconciliationPaymentSetOwner, arg.IntentID, arg.ReconciliationID, arg.ObjectID)
-	return err
-}
-
-const reconciliationSavePage = `-- name: ReconciliationSavePage :execrows
-UPDATE billing.reconciliations SET stage = $1, list_cursor = $2, listed = $3,
-    lease_until = clock_timestamp() + ($4::double precision) * interval '1 second'
-WHERE id = $5 AND claim_number = $6 AND finished_at IS NULL
-`
-
-type ReconciliationSavePageParams struct {
-	Stage        string  `json:"stage"`
-	ListCursor   string  `json:"list_cursor"`
-	Listed       []byte  `json:"listed"`
-	LeaseSeconds float64 `json:"lease_seconds"`
-	ID           int64   `json:"id"`
-	ClaimNumber  int32   `json:"claim_number"`
-}
-
-// Where the lists are read to, in one transaction with what the page showed.
-func (q *Queries) ReconciliationSavePage(ctx context.Context, db DBTX, arg ReconciliationSavePageParams) (int64, error) {
-	result, err := db.Exec(ctx, reconciliationSavePage,
+// How far it is, in one transaction with what came of it.
+func (q *Queries) ReconciliationSave(ctx context.Context, db DBTX, arg ReconciliationSaveParams) (int64, error) {
+	result, err := db.Exec(ctx, reconciliationSave,
 		arg.Stage,
-		arg.ListCursor,
-		arg.Listed,
-		arg.LeaseSeconds,
+		arg.StageCursor,
+		arg.Counted,
 		arg.ID,
 		arg.ClaimNumber,
 	)
@@ -845,12 +826,11 @@ func (q *Queries) ReconciliationSavePage(ctx context.Context, db DBTX, arg Recon
 }
 
 const reconciliationUnfinished = `-- name: ReconciliationUnfinished :one
-SELECT id, actor, worker, started_at, extract(epoch FROM lease_until - clock_timestamp())::double precision AS lease_seconds_left
+SELECT actor, worker, started_at, extract(epoch FROM lease_until - clock_timestamp())::double precision AS lease_seconds_left
 FROM billing.reconciliations WHERE run_id = $1 AND finished_at IS NULL
 `
 
 type ReconciliationUnfinishedRow struct {
-	ID               int64     `json:"id"`
 	Actor            string    `json:"actor"`
 	Worker           string    `json:"worker"`
 	StartedAt        time.Time `json:"started_at"`
@@ -861,7 +841,6 @@ func (q *Queries) ReconciliationUnfinished(ctx context.Context, db DBTX, runID i
 	row := db.QueryRow(ctx, reconciliationUnfinished, runID)
 	var i ReconciliationUnfinishedRow
 	err := row.Scan(
-		&i.ID,
 		&i.Actor,
 		&i.Worker,
 		&i.StartedAt,

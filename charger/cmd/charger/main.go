@@ -27,6 +27,7 @@ type settings struct {
 	Intents       intentsCommands    `cmd:"" help:"Billing intents: what each customer owes, and what became of it."`
 	Conflicts     conflictsCommands  `cmd:"" help:"Events with the key of an intent but other terms."`
 	Quarantine    quarantineCommands `cmd:"" help:"Events that could not become an intent."`
+	Reconcile     reconcile          `cmd:"" help:"Hold what Stripe charged for a run against the run's intents, and report every difference."`
 	StopCharging  stopCharging       `cmd:"" help:"Stop new charges of all runs, on every charger."`
 	StartCharging startCharging      `cmd:"" help:"Let open runs charge again after stop-charging."`
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -31,6 +32,8 @@ type work struct {
 	StripeAPI string `name:"stripe-api" help:"What charges are made with; charges is closed to new Stripe accounts." enum:"payment_intents,charges" default:"payment_intents" env:"STRIPE_API"`
 	Workers   int    `help:"Calls to Stripe at once in this process." default:"50" env:"CHARGER_WORKERS"`
 	Window    int    `help:"Live jobs per run; 0 is four times the workers." default:"0" env:"CHARGER_WINDOW"`
+
+	ReconcileEvery time.Duration `help:"How often each run's charges at Stripe are held against its intents, as charger reconcile does." default:"24h" env:"RECONCILE_EVERY"`
 }
 
 // Validate is called by kong; it names the setting and the cure.
@@ -43,6 +46,8 @@ func (w work) Validate() error {
 		return &daemon.SettingError{Setting: "CHARGER_WORKERS", Problem: fmt.Sprintf("is %d", w.Workers), Cure: "give 1 to 10000"}
 	case w.Window < 0 || w.Window > 1_000_000:
 		return &daemon.SettingError{Setting: "CHARGER_WINDOW", Problem: fmt.Sprintf("is %d", w.Window), Cure: "give 0 to 1000000"}
+	case w.ReconcileEvery < time.Minute || w.ReconcileEvery > 30*24*time.Hour:
+		return &daemon.SettingError{Setting: "RECONCILE_EVERY", Problem: "is " + w.ReconcileEvery.String(), Cure: "give 1m to 720h"}
 	}
 	return w.stripeAccess.Validate()
 }
@@ -74,7 +79,8 @@ func (w *work) Run(ctx context.Context, env daemon.Env) error {
 		Pool: pool, RiverPool: riverPool, Keys: keys,
 		StripeAPI: stripecharge.API(w.StripeAPI), Installation: w.Installation,
 		Workers: w.Workers, Window: w.Window, RatePerSecond: w.StripeRatePerSecond, CallTimeout: w.CallTimeout,
-		ID: id, Logger: env.Log, Registry: env.Registry,
+		ReconcileEvery: w.ReconcileEvery,
+		ID:             id, Logger: env.Log, Registry: env.Registry,
 	})
 	if err != nil {
 		return err
