@@ -40,6 +40,9 @@ func TestM20ProducerGoneWildIsStoppedAtTheCapAndNamed(t *testing.T) {
 	require.Equal(t, int64(1900_00), keys[1].CapCents)
 	require.JSONEq(t, `{"cap": "3000.00", "cap_before": "1100.00"}`, b.action(t, "run_raise_cap", "they are real"))
 	require.Equal(t, "open", b.run(t).Status, "the end of the old key paused nothing")
+	for _, a := range proxy.Audit() {
+		require.NotEqual(t, "denied", a.Decision, "%+v: nobody tries the old key once more", a)
+	}
 }
 
 // untilStanding waits until the intents stand as they should, none otherwise, as finance sees them.
