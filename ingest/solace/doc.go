@@ -11,6 +11,8 @@
 // any trouble gives up both and builds them anew, for ever, after a pause with jitter. A flow that is silent for long is bound anew
 // too, for the client can also lose the news of its end, when that comes while the flow starts.
 //
+// The client also frees what ends while calls still use it. guard_linux.go stands between it and its C library.
+//
 // # What an acknowledgement means
 //
 // The client sends acknowledgements up to a second later, and those under way are lost with the connection. The broker then delivers

@@ -71,22 +71,22 @@ func setup(t *testing.T, cfg solacetest.Config) *bundle {
 	return b
 }
 
-func (b *bundle) openDatabase(t testing.TB) {
-	t.Helper()
-	b.db = sqltest.New(t)
-	b.pool, b.owner = b.db.Pool(t, sql.RoleIngest), b.db.Pool(t, "")
+func (b *bundle) openDatabase(tb testing.TB) {
+	tb.Helper()
+	b.db = sqltest.New(tb)
+	b.pool, b.owner = b.db.Pool(tb, sql.RoleIngest), b.db.Pool(tb, "")
 }
 
-func startBroker(t testing.TB, cfg solacetest.Config) *solacetest.Server {
-	t.Helper()
+func startBroker(tb testing.TB, cfg solacetest.Config) *solacetest.Server {
+	tb.Helper()
 	if cfg.Queues == nil && cfg.Mate == nil {
 		cfg.Queues = []solacetest.Queue{{Name: queueName, Subscriptions: []string{"billing/events/>"}}}
 	}
 	s, err := solacetest.Start(cfg)
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		require.NoError(t, s.Close())
-		require.Empty(t, s.Violations(), "no program may start a replay, make a queue or subscribe")
+	require.NoError(tb, err)
+	tb.Cleanup(func() {
+		require.NoError(tb, s.Close())
+		require.Empty(tb, s.Violations(), "no program may start a replay, make a queue or subscribe")
 	})
 	return s
 }
@@ -145,9 +145,9 @@ func (b *bundle) runOn(t *testing.T, cfg solace.Config, pool *pgxpool.Pool) *run
 }
 
 // runUntilTheEnd runs until stop, at the latest at the test's end; stop returns when run has.
-func runUntilTheEnd(t testing.TB, run func(context.Context) error) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+func runUntilTheEnd(tb testing.TB, run func(context.Context) error) (stop func()) {
+	tb.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- run(ctx) }()
 	var once sync.Once
@@ -157,14 +157,14 @@ func runUntilTheEnd(t testing.TB, run func(context.Context) error) (stop func())
 			select {
 			case err := <-ended:
 				if err != nil {
-					t.Errorf("Run: %v", err)
+					tb.Errorf("Run: %v", err)
 				}
 			case <-time.After(patience):
-				t.Error("the source did not end")
+				tb.Error("the source did not end")
 			}
 		})
 	}
-	t.Cleanup(stop)
+	tb.Cleanup(stop)
 	return stop
 }
 

@@ -26,7 +26,7 @@ func BenchmarkReceive(b *testing.B) {
 		}).WithAuthenticationStrategy(config.BasicUserNamePasswordAuthentication("u", "p")).Build()
 		require.NoError(b, err)
 		require.NoError(b, service.Connect())
-		defer service.Disconnect()
+		b.Cleanup(func() { _ = service.Disconnect() })
 		r, err := service.CreatePersistentMessageReceiverBuilder().WithMessageClientAcknowledgement().Build(resource.QueueDurableNonExclusive(queueName))
 		require.NoError(b, err)
 		b.ResetTimer()

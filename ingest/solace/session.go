@@ -58,12 +58,10 @@ type session struct {
 	service  solace.MessagingService
 	receiver solace.PersistentMessageReceiver
 
-	down        chan struct{} // closed when connection or flow ended by itself
-	downCause   error         // set before down is closed
-	fallen      atomic.Bool   // down is being closed, or is
-	interrupted atomic.Bool   // it was the connection
-	wasActive   atomic.Bool   // the broker gave this flow messages
-	terminated  chan struct{} // closed when the client has given up the flow by itself
+	down      chan struct{} // closed when connection or flow ended by itself
+	downCause error         // set before down is closed
+	fallen    atomic.Bool   // down is being closed, or is
+	wasActive atomic.Bool   // the broker gave this flow messages
 }
 
 // open connects and binds. When ctx ends it returns at once, and what was under way is given up in the background, for the client's
@@ -103,9 +101,8 @@ func (s *Source) connect(ctx context.Context) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	x := &session{Source: s, service: service, down: make(chan struct{}), terminated: make(chan struct{})}
+	x := &session{Source: s, service: service, down: make(chan struct{})}
 	service.AddServiceInterruptionListener(func(e solace.ServiceEvent) {
-		x.interrupted.Store(true)
 		x.fall(fmt.Errorf("the connection ended: %w", causeOf(e.GetCause(), e.GetMessage())))
 	})
 	if err := service.Connect(); err != nil {
@@ -136,7 +133,6 @@ func (x *session) bind() error {
 	// Before the start: the client reads the listener from another thread, without a lock.
 	receiver.SetTerminationNotificationListener(func(e solace.TerminationEvent) {
 		x.fall(fmt.Errorf("the flow ended: %w", causeOf(e.GetCause(), e.GetMessage())))
-		close(x.terminated)
 	})
 	if err := receiver.Start(); err != nil {
 		return err //nolint:wrapcheck // the caller names the queue
@@ -201,35 +197,16 @@ func (x *session) close() {
 	}
 }
 
-// terminationWait is how long the client may take to give up a flow whose connection ended; it takes a few ms.
-const terminationWait = time.Second
-
-// closeNow ends the flow and then the connection, one after the other: the client crashes when a flow is destroyed behind its connection.
-// Acknowledgements under way are sent by either.
+// closeNow ends the flow and then the connection. Acknowledgements under way are sent by either. Where the client has begun to end them
+// by itself, each waits until it has.
 func (x *session) closeNow() {
-	if x.receiver != nil && x.mayTerminate() {
+	if x.receiver != nil {
 		if err := x.receiver.Terminate(0); err != nil {
 			x.logger.Debug("ending the flow", slog.String("error", err.Error())) // messages that were not taken go back to the queue
 		}
 	}
 	if err := x.service.Disconnect(); err != nil {
 		x.logger.Debug("ending the connection", slog.String("error", err.Error()))
-	}
-}
-
-// mayTerminate says whether the flow is still there or properly gone. When the connection ends while a flow starts, the client
-// forgets to give up the flow, and ending it then would reach behind the connection.
-func (x *session) mayTerminate() bool {
-	if !x.interrupted.Load() {
-		return true
-	}
-	timer := time.NewTimer(terminationWait)
-	defer timer.Stop()
-	select {
-	case <-x.terminated:
-		return true
-	case <-timer.C:
-		return false
 	}
 }
 
@@ -291,9 +268,12 @@ func (x *session) receive(ctx context.Context) (batch []received, err error) {
 	return batch, nil
 }
 
-// explain prefers the broker's reason to the client's word that the receiver has ended.
+// reasonWait is how long the broker's reason may come behind the client's word that the receiver has ended; it takes a few ms.
+const reasonWait = time.Second
+
+// explain prefers the broker's reason.
 func (x *session) explain(err error) error {
-	timer := time.NewTimer(terminationWait)
+	timer := time.NewTimer(reasonWait)
 	defer timer.Stop()
 	select {
 	case <-x.down:
