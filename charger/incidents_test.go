@@ -229,8 +229,8 @@ func TestIncident09KeyDependsOnNothingThatChanges(t *testing.T) {
 	b := setup(t, stripetest.Config{})
 	cfg, proxy := b.behindProxy(t, b.config(t), vaultkeytest.Config{})
 	s := b.stepper(t, cfg, "token", "cus_1")
-	require.NoError(t, proxy.AddFaults(vaultkeytest.Fault{
-		Do: vaultkeytest.DropAnswer, Match: stripetest.Match{Method: http.MethodPost, Path: "/v1/payment_intents"}, Trigger: stripetest.Trigger{Count: 1},
+	require.NoError(t, b.stripe.AddFaults(stripetest.Fault{ // which leaves no effect
+		Do: stripetest.BadGateway, Match: stripetest.Match{Method: http.MethodPost, Path: "/v1/payment_intents"}, Trigger: stripetest.Trigger{Count: 1},
 	}))
 	require.Error(t, s.work(t).err)
 	b.exec(t, `UPDATE billing.vault_keys SET expires_at = now()`)
