@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -250,13 +251,20 @@ func (b *bundle) endAll(t *testing.T, cfg Config, ids []int64) {
 	require.NoError(t, err)
 	cfg.ID, cfg.Registry = cfg.ID+"-last", nil
 	stop := start(t, cfg)
-	require.Eventually(t, func() bool {
+	var moving []string
+	require.Eventuallyf(t, func() bool {
 		b.requireAllocated(t)
 		b.stripe.Advance(time.Second)
-		var moving int
-		err := b.owner.QueryRow(t.Context(), `SELECT count(*) FROM billing.intents WHERE id = ANY($1) AND status_reason IN ('queued', 'sent', 'no_run', 'run_paused', 'stopped')`, ids).Scan(&moving)
-		return err == nil && moving == 0
-	}, 90*time.Second, 100*time.Millisecond)
+		if run := b.run(t); run.Status == "paused" { // by a late answer
+			_, err := b.runs(t).Resume(t.Context(), usdRun(), "test", run.StatusReason)
+			require.NoError(t, err)
+		}
+		rows, err := b.owner.Query(t.Context(), `SELECT format('%s %s/%s %s', id, status, status_reason, status_detail) FROM billing.intents
+			WHERE id = ANY($1) AND status_reason IN ('queued', 'sent', 'no_run', 'run_paused', 'stopped') ORDER BY id`, ids)
+		require.NoError(t, err)
+		moving, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		return err == nil && len(moving) == 0
+	}, 180*time.Second, 100*time.Millisecond, "not at their end: %v", &moving)
 	stop()
 }
 
