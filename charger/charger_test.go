@@ -69,7 +69,7 @@ func TestM20CapIsNeverReservedBeyond(t *testing.T) {
 	for range 3 {
 		start(t, b.config(t))
 	}
-	require.Eventually(t, func() bool { return len(b.stripe.Charges()) == 11 }, 60*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return len(b.stripe.Charges()) == 11 }, patience, 20*time.Millisecond)
 	counts := map[string]int{}
 	require.Eventually(t, func() bool {
 		clear(counts)
@@ -78,7 +78,7 @@ func TestM20CapIsNeverReservedBeyond(t *testing.T) {
 			counts[in.Status+"/"+in.Reason]++
 		}
 		return counts["charged/charged"] == 11 && counts["pending/run_capped"] == 9
-	}, 60*time.Second, 50*time.Millisecond, "%v", &counts)
+	}, patience, 50*time.Millisecond, "%v", &counts)
 	require.Empty(t, b.stripe.DoubleCharges())
 	require.Len(t, b.stripe.Charges(), 11)
 }
@@ -106,7 +106,7 @@ func TestM03CrashAfterEffectIsLookedUpAfterTheWindow(t *testing.T) {
 	ids := b.intend(t, 4200, "usd", "cus_slow")
 	b.open(t, "100.00", "usd")
 	victim, _ := b.spawn(t, "none")
-	require.Eventually(t, func() bool { return len(b.stripe.Held()) == 1 }, 60*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(b.stripe.Held()) == 1 }, patience, 10*time.Millisecond)
 	kill(t, victim)
 	b.stripe.ClearFaults()
 	b.stripe.Release()
@@ -128,7 +128,7 @@ func TestM07AbsenceAfterTheWindowPermitsTheSameBytesOnce(t *testing.T) {
 	ids := b.intend(t, 4200, "usd", "cus_slow")
 	b.open(t, "100.00", "usd")
 	victim, _ := b.spawn(t, "none")
-	require.Eventually(t, func() bool { return len(b.stripe.Held()) == 1 }, 60*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(b.stripe.Held()) == 1 }, patience, 10*time.Millisecond)
 	kill(t, victim)
 	b.stripe.ClearFaults()
 	b.later(t, ids[0], 25*time.Hour)

@@ -153,7 +153,7 @@ func TestM21ReservationIsWhatWasAllocated(t *testing.T) {
 		var waiting int
 		err := b.owner.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waiting)
 		return err == nil && waiting > 0
-	}, 60*time.Second, 10*time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	require.NoError(t, tx.Commit(t.Context()))
 	require.Error(t, <-dispatched, "it must read again")
 	var reserved, allocated, capCents int64
@@ -171,7 +171,7 @@ func TestM09ClocksApartStopCreates(t *testing.T) {
 	b.intend(t, 1000, "usd", customers(3)...)
 	b.open(t, "100.00", "usd")
 	start(t, b.config(t))
-	require.Eventually(t, func() bool { return b.run(t).StatusReason == "clock_skew" }, 60*time.Second, 20*time.Millisecond, "run open, %d charges", len(b.stripe.Charges()))
+	require.Eventually(t, func() bool { return b.run(t).StatusReason == "clock_skew" }, patience, 20*time.Millisecond, "run open, %d charges", len(b.stripe.Charges()))
 	require.Zero(t, b.creates())
 }
 

@@ -94,7 +94,7 @@ func TestProxyDenialPausesTheRunOnceAndDeclinesNobody(t *testing.T) {
 				Do: vaultkeytest.Deny, Style: style, Match: stripetest.Match{Method: "POST", Path: "/v1/payment_intents"}, Trigger: stripetest.Trigger{Nth: 11},
 			}))
 			start(t, cfg)
-			require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, 60*time.Second, 10*time.Millisecond)
+			require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, patience, 10*time.Millisecond)
 			require.Equal(t, "vault_denied", b.run(t).StatusReason)
 			for _, id := range ids {
 				in := b.until(t, id, func(in intentNow) bool {
@@ -123,7 +123,7 @@ func TestM15PauseAndKillSwitchStopCreatesAndNothingElse(t *testing.T) {
 	cfg := b.config(t)
 	cfg.CallTimeout = 500 * time.Millisecond
 	start(t, cfg)
-	require.Eventually(t, func() bool { return len(b.stripe.Held()) == 1 }, 60*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(b.stripe.Held()) == 1 }, patience, 10*time.Millisecond)
 	require.NoError(t, b.runs(t).Switch(t.Context(), true, "test", "something is wrong"))
 	b.until(t, doubtful[0], func(in intentNow) bool { return in.Reason == string(schema.ReasonInDoubt) })
 	waiting := b.intend(t, 1000, "usd", "cus_new1", "cus_new2")
@@ -182,7 +182,7 @@ func TestM13LateSuccessOnAVoidedIntentIsRecordedAndPausesTheRun(t *testing.T) {
 	cfg.Hold = nil
 	require.NoError(t, b.stripe.AddFaults(stripetest.Fault{Do: stripetest.HoldAfterEffect, Match: stripetest.Match{Method: "POST"}}))
 	start(t, cfg)
-	require.Eventually(t, func() bool { return len(b.stripe.Held()) == 1 }, 60*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(b.stripe.Held()) == 1 }, patience, 10*time.Millisecond)
 	// A restored database and a person's decision: the intent is voided while the answer is on its way.
 	tx, err := b.owner.Begin(t.Context())
 	require.NoError(t, err)
@@ -199,7 +199,7 @@ func TestM13LateSuccessOnAVoidedIntentIsRecordedAndPausesTheRun(t *testing.T) {
 	b.stripe.Release()
 	b.untilStatus(t, schema.StatusCharged, ids...)
 	b.once(t, 1000, ids...)
-	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, 60*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, patience, 10*time.Millisecond)
 	require.Equal(t, "late_success", b.run(t).StatusReason)
 	require.Equal(t, int64(1000), b.run(t).AllocatedCents)
 }
@@ -260,7 +260,7 @@ func TestM11WrongAccountPausesTheRunBeforeAnythingIsCharged(t *testing.T) {
 	b.open(t, "1000.00", "usd")
 	b.exec(t, `UPDATE billing.runs SET stripe_account = 'acct_other'`)
 	start(t, b.config(t))
-	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, 60*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, patience, 10*time.Millisecond)
 	require.Equal(t, "wrong_account", b.run(t).StatusReason)
 	require.Zero(t, b.creates())
 	for _, id := range ids {
@@ -286,7 +286,7 @@ func TestDatabaseAwayInTheMiddleLosesNothing(t *testing.T) {
 	cfg := b.config(t)
 	cfg.CallTimeout = time.Second
 	start(t, cfg)
-	require.Eventually(t, func() bool { return len(stripe.Charges()) > 20 }, 60*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return len(stripe.Charges()) > 20 }, patience, 5*time.Millisecond)
 	require.NoError(t, server.Kill())
 	// Away for longer than a claim's lease: finishes give up, and their intents are in doubt.
 	away := time.NewTimer(5 * time.Second)
@@ -296,7 +296,7 @@ func TestDatabaseAwayInTheMiddleLosesNothing(t *testing.T) {
 		var left int
 		err := b.owner.QueryRow(t.Context(), `SELECT count(*) FROM billing.intents WHERE status <> 'charged'`).Scan(&left)
 		return err == nil && left == 0
-	}, 90*time.Second, 100*time.Millisecond)
+	}, patience, 100*time.Millisecond)
 	b.once(t, 1000, ids...)
 }
 

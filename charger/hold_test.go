@@ -155,7 +155,7 @@ func TestChargeSurvivesKill(t *testing.T) {
 					require.True(t, strings.HasPrefix(line, "held "+c.hold), line)
 				}
 			} else {
-				require.Eventually(t, func() bool { return len(b.stripe.Held()) == len(ids) }, 60*time.Second, 10*time.Millisecond)
+				require.Eventually(t, func() bool { return len(b.stripe.Held()) == len(ids) }, patience, 10*time.Millisecond)
 			}
 			kill(t, victim)
 			b.stripe.ClearFaults()

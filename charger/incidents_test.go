@@ -58,7 +58,7 @@ func (b *bundle) untilNoJobs(t *testing.T) {
 		var left int
 		err := b.owner.QueryRow(t.Context(), `SELECT count(*) FROM river.river_job WHERE finalized_at IS NULL`).Scan(&left)
 		return err == nil && left == 0
-	}, 60*time.Second, 20*time.Millisecond)
+	}, patience, 20*time.Millisecond)
 }
 
 // woocommerce-gateway-stripe#2474, #4003 and #5540, woocommerce-payments#5615: a handler was registered more than once, and

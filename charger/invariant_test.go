@@ -62,7 +62,7 @@ func TestMoneyIsAccountedForAtEveryMoment(t *testing.T) {
 		var moving int
 		err := b.owner.QueryRow(t.Context(), `SELECT count(*) FROM billing.intents WHERE status_reason IN ('queued', 'sent', 'no_run', 'run_paused', 'stopped')`).Scan(&moving)
 		return err == nil && moving == 0
-	}, 60*time.Second, 100*time.Millisecond)
+	}, patience, 100*time.Millisecond)
 	b.requireNothingDenied(t, len(ids))
 }
 

@@ -101,7 +101,7 @@ func TestM24CrashWhileIssuingHoldsUpNobodyForLong(t *testing.T) {
 		var tried int
 		err := b.owner.QueryRow(t.Context(), `SELECT count(*) FROM river.river_job WHERE attempted_at IS NOT NULL AND state <> 'running'`).Scan(&tried)
 		return err == nil && tried == 1
-	}, 60*time.Second, 20*time.Millisecond)
+	}, patience, 20*time.Millisecond)
 	require.Empty(t, proxy.Keys())
 	require.Equal(t, "open", b.run(t).Status)
 	b.exec(t, `UPDATE billing.vault_keys SET lease_until = now()`)

@@ -45,7 +45,7 @@ func TestRevokedKeyIsIssuedAnewAfterResume(t *testing.T) {
 	b.untilStatus(t, schema.StatusCharged, first...)
 	require.NoError(t, cfg.Keys.Issuer.Revoke(t.Context(), proxy.Keys()[0].ID))
 	second := b.intend(t, 1000, "usd", "cus_b")
-	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, 60*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, patience, 10*time.Millisecond)
 	_, err := b.runs(t).Resume(t.Context(), usdRun(), "test", "the key was revoked by mistake")
 	require.NoError(t, err)
 	b.untilStatus(t, schema.StatusCharged, second...)
@@ -125,7 +125,7 @@ func TestHangingVaultParksNobody(t *testing.T) {
 		var tried int
 		err := b.owner.QueryRow(t.Context(), `SELECT count(*) FROM river.river_job WHERE attempt >= 3 OR cardinality(errors) >= 3`).Scan(&tried)
 		return err == nil && tried >= len(ids)
-	}, 90*time.Second, 50*time.Millisecond)
+	}, patience, 50*time.Millisecond)
 	for _, id := range ids {
 		require.Equal(t, "pending", b.intent(t, id).Status)
 	}
@@ -151,8 +151,8 @@ func TestM24DeniedKeyIsRevokedBeforeAnotherIsIssued(t *testing.T) {
 	cfg, proxy := b.behindProxy(t, b.config(t), vaultkeytest.Config{})
 	require.NoError(t, proxy.AddFaults(vaultkeytest.Fault{Do: vaultkeytest.Deny, Style: vaultkeytest.Flat401, Match: stripetest.Match{Method: "POST", Path: "/v1/payment_intents"}, Trigger: stripetest.Trigger{Count: 1}}))
 	start(t, cfg)
-	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, 60*time.Second, 10*time.Millisecond)
-	require.Eventually(t, func() bool { return active(proxy) == 0 }, 60*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return active(proxy) == 0 }, patience, 10*time.Millisecond)
 	_, err := b.runs(t).Resume(t.Context(), usdRun(), "test", "mended")
 	require.NoError(t, err)
 	b.untilStatus(t, schema.StatusCharged, ids...)
@@ -200,7 +200,7 @@ func TestM11AccountUnverifiedDenialPausesTheRun(t *testing.T) {
 		vaultkeytest.Fault{Do: vaultkeytest.Deny, Style: vaultkeytest.Flat403, Match: stripetest.Match{Method: "POST", Path: "/v1/payment_intents"}},
 	))
 	start(t, cfg)
-	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, 60*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, patience, 10*time.Millisecond)
 	require.Equal(t, "vault_denied", b.run(t).StatusReason)
 }
 

@@ -264,7 +264,7 @@ func (b *bundle) endAll(t *testing.T, cfg Config, ids []int64) {
 		require.NoError(t, err)
 		moving, err = pgx.CollectRows(rows, pgx.RowTo[string])
 		return err == nil && len(moving) == 0
-	}, 180*time.Second, 100*time.Millisecond, "not at their end: %v", &moving)
+	}, patience, 100*time.Millisecond, "not at their end: %v", &moving)
 	stop()
 }
 

@@ -859,7 +859,7 @@ func TestM25ScheduledComparisonFindsAndTells(t *testing.T) {
 		var jobs int
 		require.NoError(t, b.owner.QueryRow(t.Context(), `SELECT count(*) FROM river.river_job WHERE queue = 'reconcile' AND state = 'completed'`).Scan(&jobs))
 		return jobs == 1
-	}, 60*time.Second, 10*time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	stop()
 	require.Zero(t, b.listed("charges"), "the run was opened less than an hour ago")
 
@@ -867,7 +867,7 @@ func TestM25ScheduledComparisonFindsAndTells(t *testing.T) {
 	registry = prometheus.NewRegistry()
 	cfg.ID, cfg.Registry, cfg.Logger = cfg.ID+"-2", registry, slog.New(slog.NewJSONHandler(log, nil))
 	stop = start(t, cfg)
-	require.Eventually(t, func() bool { return findingsShown(t, registry, FindingDouble) == 1 }, 60*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return findingsShown(t, registry, FindingDouble) == 1 }, patience, 10*time.Millisecond)
 	require.Less(t, gauge(t, registry, "chargeonce_reconcile_oldest_seconds"), 60.0)
 	stop()
 	require.Equal(t, 1, log.count(`"level":"ERROR","msg":"run reconciled: Stripe's books and the intents differ`))

@@ -61,7 +61,7 @@ func (b *bundle) untilStanding(t *testing.T, want map[string]int) {
 			got[what] = n
 		}
 		return fmt.Sprint(got) == fmt.Sprint(want)
-	}, 120*time.Second, 50*time.Millisecond, "want %v, got %v", want, &got)
+	}, patience, 50*time.Millisecond, "want %v, got %v", want, &got)
 }
 
 // action is the detail of the one recorded action of this kind and reason.
@@ -104,7 +104,7 @@ func TestM20FourChargersNeverOvershootTheCap(t *testing.T) {
 			       coalesce(min(amount_cents) FILTER (WHERE status_reason = 'run_capped'), 0)
 			FROM billing.intents`).Scan(&moving, &capped, &room, &most))
 		return moving == 0 && room < most
-	}, 120*time.Second, 50*time.Millisecond)
+	}, patience, 50*time.Millisecond)
 	require.Positive(t, capped)
 	charged := int64(0)
 	for _, c := range b.stripe.Charges() {
@@ -179,7 +179,7 @@ func TestM23ClosedRunIsOpenedAgainWithAReasonAndKeepsWhatItCharged(t *testing.T)
 	closed, err = b.runs(t).Close(t.Context(), usdRun(), CloseRun{Actor: "test", Reason: "once more"})
 	require.NoError(t, err)
 	require.False(t, closed, "it is closed already")
-	require.Eventually(t, func() bool { return proxy.Keys()[0].Status == "revoked" }, 60*time.Second, 20*time.Millisecond, "nobody needs its key any more")
+	require.Eventually(t, func() bool { return proxy.Keys()[0].Status == "revoked" }, patience, 20*time.Millisecond, "nobody needs its key any more")
 
 	late := b.intend(t, 300, "usd", "cus_late")
 	b.untilStanding(t, map[string]int{"charged/charged": 3, "pending/no_run": 1})
@@ -320,7 +320,7 @@ func TestM15KillSwitchStopsTheClaimsOfAllChargers(t *testing.T) {
 		cfg.ID, cfg.Workers = fmt.Sprintf("%s-%d", cfg.ID, i), 20
 		start(t, cfg)
 	}
-	require.Eventually(t, func() bool { return len(b.stripe.Charges()) > 50 }, 60*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(b.stripe.Charges()) > 50 }, patience, time.Millisecond)
 	require.NoError(t, b.runs(t).Switch(t.Context(), true, "test", "somebody reports double charges"))
 	// Claims whose statement had begun by then may still stand; they take no second.
 	require.Eventually(t, func() bool {
@@ -329,7 +329,7 @@ func TestM15KillSwitchStopsTheClaimsOfAllChargers(t *testing.T) {
 			SELECT count(*) FROM pg_stat_activity, billing.charging_switch
 			WHERE datname = current_database() AND state = 'active' AND query LIKE '%IntentClaim%' AND pid <> pg_backend_pid() AND query_start < changed_at + interval '50 ms'`).Scan(&begun))
 		return begun == 0
-	}, 60*time.Second, time.Millisecond)
+	}, patience, time.Millisecond)
 	var claims int
 	count := `SELECT count(*) FROM billing.charge_attempts WHERE operation = 'create'`
 	require.NoError(t, b.owner.QueryRow(t.Context(), count).Scan(&claims))
@@ -339,7 +339,7 @@ func TestM15KillSwitchStopsTheClaimsOfAllChargers(t *testing.T) {
 		var moving int
 		require.NoError(t, b.owner.QueryRow(t.Context(), `SELECT count(*) FROM billing.intents WHERE status = 'charging' OR river_job_id IS NOT NULL AND status = 'pending'`).Scan(&moving))
 		return moving == 0
-	}, 60*time.Second, 20*time.Millisecond)
+	}, patience, 20*time.Millisecond)
 	var after, charged int
 	require.NoError(t, b.owner.QueryRow(t.Context(), count).Scan(&after))
 	require.Equal(t, claims, after, "claims after the switch was thrown")
@@ -388,7 +388,7 @@ func TestM24KeyTroubleInTheMiddleOfARun(t *testing.T) {
 	for name, trouble := range map[string]func(t *testing.T, b *bundle, proxy *vaultkeytest.Server){
 		"Expiry": func(t *testing.T, _ *bundle, proxy *vaultkeytest.Server) {
 			t.Helper()
-			require.Eventually(t, func() bool { return len(proxy.Keys()) > 1 }, 60*time.Second, 20*time.Millisecond)
+			require.Eventually(t, func() bool { return len(proxy.Keys()) > 1 }, patience, 20*time.Millisecond)
 		},
 		"Revocation": func(t *testing.T, _ *bundle, proxy *vaultkeytest.Server) {
 			t.Helper()
@@ -398,7 +398,7 @@ func TestM24KeyTroubleInTheMiddleOfARun(t *testing.T) {
 			t.Helper()
 			require.NoError(t, proxy.AddFaults(vaultkeytest.Fault{Do: vaultkeytest.Away}))
 			// Away until each of the 150 has met it, several times on average.
-			require.Eventually(t, func() bool { return proxy.Faults()[0].Struck > 400 }, 60*time.Second, 20*time.Millisecond)
+			require.Eventually(t, func() bool { return proxy.Faults()[0].Struck > 400 }, patience, 20*time.Millisecond)
 			require.Equal(t, "open", b.run(t).Status, "an outage is nobody's decision")
 			proxy.ClearFaults()
 			b.exec(t, `UPDATE river.river_job SET scheduled_at = now() WHERE state IN ('retryable', 'scheduled')`)
@@ -414,7 +414,7 @@ func TestM24KeyTroubleInTheMiddleOfARun(t *testing.T) {
 				cfg.Keys.TTL, cfg.RatePerSecond = keyExpiryMargin+3*time.Second, 30
 			}
 			start(t, cfg)
-			require.Eventually(t, func() bool { return len(b.stripe.Charges()) >= 50 }, 60*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return len(b.stripe.Charges()) >= 50 }, patience, time.Millisecond)
 			trouble(t, b, proxy)
 			// Where a person is needed, a person comes.
 			require.Eventually(t, func() bool {
@@ -426,7 +426,7 @@ func TestM24KeyTroubleInTheMiddleOfARun(t *testing.T) {
 				var left int
 				require.NoError(t, b.owner.QueryRow(t.Context(), `SELECT count(*) FROM billing.intents WHERE status <> 'charged'`).Scan(&left))
 				return left == 0
-			}, 120*time.Second, 50*time.Millisecond)
+			}, patience, 50*time.Millisecond)
 			b.once(t, 1000, ids...)
 		})
 	}
@@ -489,7 +489,7 @@ func TestM15DoubtIsLookedUpAtTheCap(t *testing.T) {
 	id := b.intend(t, 1000, "usd", "cus_doubt")[0]
 	b.until(t, id, func(in intentNow) bool { return in.Reason == "in_doubt" })
 	b.intend(t, 1000, "usd", "cus_denied")
-	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, 60*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, patience, 20*time.Millisecond)
 	b.ageRows(t, id, 2*time.Minute)
 	b.nudge(t, id)
 	in := b.until(t, id, func(in intentNow) bool { return in.Status == "charged" })

@@ -80,7 +80,7 @@ func TestM24VaultKeysAreNowhereInTheOpen(t *testing.T) {
 	b.untilStanding(t, map[string]int{"charged/charged": 20, "card_declined/card_declined": 1})
 	require.True(t, proxy.Revoke(proxy.Keys()[0].ID)) // the next call is denied, which pauses the run with the denial's text
 	last := b.intend(t, 1000, "usd", "cus_last")
-	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, 60*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, patience, 20*time.Millisecond)
 	_, err := b.runs(t).Resume(t.Context(), usdRun(), "test", "another key")
 	require.NoError(t, err)
 	b.untilStatus(t, schema.StatusCharged, last...)
@@ -149,7 +149,7 @@ func (b *bundle) consolePages(t *testing.T, intentID int64) string {
 			c.Handler().ServeHTTP(answer, request)
 			all.Write(answer.Body.Bytes())
 			return answer.Code == http.StatusOK
-		}, 60*time.Second, 50*time.Millisecond, path)
+		}, patience, 50*time.Millisecond, path)
 	}
 	require.Regexp(t, fmt.Sprintf(`intent_id\\?": ?%d\b`, intentID), all.String())
 	return all.String()

@@ -142,7 +142,7 @@ func (b *bundle) untilWaiting(t *testing.T) {
 		var waiting int
 		err := b.owner.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waiting)
 		return err == nil && waiting > 0
-	}, 60*time.Second, 5*time.Millisecond)
+	}, patience, 5*time.Millisecond)
 }
 
 // Between two sends everything changes that may change: the API, the texts, the library's version, the customer's card.

@@ -2,6 +2,7 @@ package charger
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
@@ -27,8 +28,15 @@ func TestMain(m *testing.M) {
 	if databaseURL := os.Getenv(holdProcessEnv); databaseURL != "" {
 		os.Exit(holdProcess(databaseURL))
 	}
+	// Most of these tests wait, for leases, pauses and times that Stripe takes, and keep no processor busy meanwhile.
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
+	}
 	sqltest.Main(m)
 }
+
+// patience is how long a test waits for what must come. Nothing waits that long unless something is broken.
+const patience = 3 * time.Minute
 
 const (
 	testNamespace = "usage"
@@ -85,7 +93,7 @@ func (b *bundle) nudge(t *testing.T, id int64) {
 			WHERE state IN ('retryable', 'scheduled') AND (args->>'intent_id')::bigint = $1`, id)
 		require.NoError(t, err)
 		return tag.RowsAffected() == 1 || b.intent(t, id).Status != "charging"
-	}, 60*time.Second, 10*time.Millisecond)
+	}, patience, 10*time.Millisecond)
 }
 
 func customers(n int) []string {
@@ -172,7 +180,7 @@ func (b *bundle) until(t *testing.T, id int64, condition func(intentNow) bool) i
 	require.Eventuallyf(t, func() bool {
 		in = b.intent(t, id)
 		return condition(in)
-	}, 60*time.Second, 20*time.Millisecond, "intent %d", id)
+	}, patience, 20*time.Millisecond, "intent %d", id)
 	return in
 }
 
@@ -185,7 +193,7 @@ func (b *bundle) untilStatus(t *testing.T, status schema.Status, ids ...int64) {
 		now, err = pgx.CollectRows(rows, pgx.RowTo[string])
 		require.NoError(t, err)
 		return len(now) == 0
-	}, 60*time.Second, 20*time.Millisecond, "intents did not all become %s: %v", status, &now)
+	}, patience, 20*time.Millisecond, "intents did not all become %s: %v", status, &now)
 }
 
 // once asserts the product's promise on the stand-in's ledger: one charge of the right amount for each of the intents.
