@@ -136,9 +136,24 @@ func (db *DB) Pool(tb testing.TB, role string) *pgxpool.Pool {
 	config.MaxConns = 20
 	pool, err := pgxpool.NewWithConfig(tb.Context(), config)
 	require.NoError(tb, err)
-	tb.Cleanup(pool.Close)
+	tb.Cleanup(func() {
+		// A test that fails inside a transaction keeps its connection, and Close would wait for that until the whole package times out.
+		closed := make(chan struct{})
+		go func() {
+			defer close(closed)
+			pool.Close()
+		}()
+		select {
+		case <-closed:
+		case <-time.After(closeWithin):
+			tb.Error("a connection of the pool was not given back")
+		}
+	})
 	return pool
 }
+
+// closeWithin is how long connections in use may take to be given back at a test's end.
+const closeWithin = 30 * time.Second
 
 // Server returns the URL of the maintenance database of the tests' server, and starts one if none is given.
 func Server(ctx context.Context) (string, error) {
