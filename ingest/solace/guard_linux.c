@@ -24,8 +24,11 @@ result __real_solClient_flow_settleMsg(handle, uint64_t, int);
 struct flow {
   struct flow *next;
   handle session, flow;
-  int calls;  // under way
-  int ending; // no further calls
+  int calls;     // under way
+  int ending;    // no further calls
+  int runs;      // as the client wants it
+  int starting;  // a call is seeing to that
+  int overtaken; // starts that are void, and still to come
 };
 
 // One session that is being destroyed.
@@ -48,11 +51,17 @@ static void forget(struct flow *gone) {
     }
 }
 
+// find returns NULL for what is no flow, or none any more: the client also asks for 0, the handle of flows that are being made.
+static struct flow *find(handle h) {
+  struct flow *f = h ? flows : NULL;
+  while (f && (f->flow != h || f->ending)) f = f->next;
+  return f;
+}
+
 // enter begins a call that uses a flow; NULL refuses it.
 static struct flow *enter(handle h) {
   pthread_mutex_lock(&lock);
-  struct flow *f = flows;
-  while (f && (f->flow != h || f->ending)) f = f->next;
+  struct flow *f = find(h);
   if (f) f->calls++;
   pthread_mutex_unlock(&lock);
   return f;
@@ -73,18 +82,52 @@ result __wrap_solClient_flow_settleMsg(handle h, uint64_t id, int outcome) {
   return r;
 }
 
-result __wrap_solClient_flow_start(handle h) {
-  struct flow *f = enter(h);
-  if (!f) return __real_solClient_flow_start(0);
-  result r = __real_solClient_flow_start(h);
-  leave(f);
-  return r;
-}
+// The client stops a flow when too many of its messages wait, and starts it when they were taken, from two threads. It notes a start
+// before it calls start. A stop that comes in between is the later of the two, but would be undone by that start: the client then takes
+// for stopped a flow that runs, and throws away what it has no room for, without a word to the reader. So such a start is void.
 
 result __wrap_solClient_flow_stop(handle h) {
   struct flow *f = enter(h);
   if (!f) return __real_solClient_flow_stop(0);
-  result r = __real_solClient_flow_stop(h);
+  pthread_mutex_lock(&lock);
+  int ran = f->runs;
+  f->runs = 0;
+  if (!ran) f->overtaken++; // nobody stops what is stopped: a start was noted, and is still to come
+  pthread_mutex_unlock(&lock);
+  result r = ran ? __real_solClient_flow_stop(h) : ok;
+  if (r != ok) {
+    pthread_mutex_lock(&lock);
+    f->runs = 1; // as the client takes it after an error
+    pthread_mutex_unlock(&lock);
+  }
+  leave(f);
+  return r;
+}
+
+result __wrap_solClient_flow_start(handle h) {
+  struct flow *f = enter(h);
+  if (!f) return __real_solClient_flow_start(0);
+  result r = ok;
+  pthread_mutex_lock(&lock);
+  if (f->overtaken) {
+    f->overtaken--;
+  } else {
+    f->runs = 1;
+    if (!f->starting) {
+      f->starting = 1;
+      for (int settled = 0; !settled;) {
+        int runs = f->runs;
+        pthread_mutex_unlock(&lock);
+        // A stop that came during the start is done again, for it is not known which of them the library did last.
+        r = runs ? __real_solClient_flow_start(h) : __real_solClient_flow_stop(h);
+        pthread_mutex_lock(&lock);
+        if (r != ok) f->runs = 0; // as the client takes it after an error
+        settled = r != ok || f->runs == runs;
+      }
+      f->starting = 0;
+    }
+  }
+  pthread_mutex_unlock(&lock);
   leave(f);
   return r;
 }
@@ -113,8 +156,7 @@ result __wrap_solClient_session_createFlow(const char **properties, handle sessi
 
 result __wrap_solClient_flow_destroy(handle *h) {
   pthread_mutex_lock(&lock);
-  struct flow *f = flows;
-  while (f && (f->flow != *h || f->ending)) f = f->next;
+  struct flow *f = find(*h);
   if (f) {
     f->ending = 1;
     f->calls++; // this one, for the session's end to wait for

@@ -3,6 +3,10 @@
 package solace_test
 
 import (
+	"cmp"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -141,4 +145,16 @@ func acknowledgeUntil(t *testing.T, ended <-chan struct{}, r client.PersistentMe
 	case <-time.After(patience):
 		t.Fatal("an acknowledgement does not return")
 	}
+}
+
+// What the test above can only bring about by chance, step by step: the guard between a client and a library that are played in C.
+func TestGuardKeepsTheOrderOfCalls(t *testing.T) {
+	t.Parallel()
+	compiler := cmp.Or(os.Getenv("CC"), "cc")
+	program := filepath.Join(t.TempDir(), "guard")
+	out, err := exec.CommandContext(t.Context(), compiler, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", program, //nolint:gosec // cgo's
+		"testdata/guard.c").CombinedOutput()
+	require.NoError(t, err, string(out))
+	out, err = exec.CommandContext(t.Context(), program).CombinedOutput() //nolint:gosec // just compiled
+	require.NoError(t, err, string(out))
 }

@@ -5,6 +5,7 @@ package solace_test
 import (
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -41,7 +42,8 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	logging.SetLogOutput(io.Discard) // the faults here make the client talk
+	logging.SetLogOutput(io.Discard)   // the faults here make the client talk
+	_ = flag.Set("test.parallel", "6") // they wait more than they work: the client sends acknowledgements after a second
 	code := sqltest.Run(m)
 	if code == 0 {
 		// Event Hubs' SDK leaves its management link's token renewal waiting.
