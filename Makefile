@@ -42,7 +42,7 @@ test: ## Run all tests, with the race detector where there is a C compiler; they
 	@command -v "$${CHROME_PATH:-chromium}" >/dev/null || echo "no Chromium: the tests in a browser are left out (apt-get install chromium)"
 	@command -v "$${AZURITE_PATH:-azurite-blob}" >/dev/null || test -x $(AZURITE)/.bin/azurite-blob || echo "no Azurite: the tests of checkpoints in Blob Storage are left out (make azurite)"
 	@command -v "$${STRIPE_MOCK_PATH:-stripe-mock}" >/dev/null || test -x $(STRIPE_MOCK) || echo "no stripe-mock: the requests are not held against Stripe's own description (make stripe-mock)"
-	$(GO) test $(RACE) -timeout 20m $(TEST_FLAGS) ./...
+	$(GO) test $(RACE) -timeout 40m $(TEST_FLAGS) ./...
 
 .PHONY: stripe-mock
 stripe-mock: ## Install Stripe's own mock, which checks the shape of our requests in a test.

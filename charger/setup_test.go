@@ -123,7 +123,7 @@ func (b *bundle) config(t *testing.T) Config {
 		Pool: b.db.Pool(t, sql.RoleCharger), RiverPool: b.db.Pool(t, sql.RoleCharger),
 		Keys: KeysConfig{Issuer: given, StripeURL: b.stripe.URL, Transport: stripecharge.NewTransport()},
 		ID:   fmt.Sprintf("%s-%d", t.Name(), time.Now().UnixNano()), Workers: 20, RatePerSecond: 10_000,
-		CallTimeout: 5 * time.Second, DispatchEvery: 20 * time.Millisecond,
+		CallTimeout: 5 * time.Second, DispatchEvery: 100 * time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
 }
