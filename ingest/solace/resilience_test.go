@@ -96,17 +96,15 @@ func TestRunGoesOnWithWhatProbeBound(t *testing.T) {
 
 func TestStopDoesNotWaitForABrokerThatIsSilent(t *testing.T) {
 	t.Parallel()
+	b := setup(t, solacetest.Config{})
 	for _, kind := range []solacetest.FaultKind{solacetest.FaultHoldConnection, solacetest.FaultHoldLogin, solacetest.FaultHoldBind} {
-		t.Run(string(kind), func(t *testing.T) {
-			t.Parallel()
-			b := setup(t, solacetest.Config{})
-			b.inject(t, solacetest.Fault{Kind: kind})
-			cfg := quick(b.Server)
-			cfg.CloseTimeout = 200 * time.Millisecond
-			r := b.run(t, cfg)
-			eventually(t, func() bool { return b.Counters().Accepted > 0 }, "connecting")
-			r.stop()
-		})
+		s := startBroker(t, solacetest.Config{})
+		require.NoError(t, s.Inject(solacetest.Fault{Kind: kind}))
+		cfg := quick(s)
+		cfg.CloseTimeout = 200 * time.Millisecond
+		r := b.run(t, cfg)
+		eventually(t, func() bool { return s.Counters().Accepted > 0 }, "connecting")
+		r.stop()
 	}
 }
 

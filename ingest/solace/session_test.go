@@ -74,7 +74,9 @@ func TestBrokerThatIsAwayIsWaitedFor(t *testing.T) {
 
 func TestReBindRefusedIsTriedAgain(t *testing.T) {
 	t.Parallel()
-	for _, refusal := range []struct {
+	b := setup(t, solacetest.Config{})
+	r := b.run(t, quick(b.Server))
+	for i, refusal := range []struct {
 		code     uint32
 		text     string
 		sessions int // that meet it, before it is over
@@ -86,21 +88,18 @@ func TestReBindRefusedIsTriedAgain(t *testing.T) {
 		{503, "Service Unavailable", 3},
 		{507, "AD Not Ready", 1}, // of this one the client tells after 10 s
 	} {
-		t.Run(refusal.text, func(t *testing.T) {
-			t.Parallel()
-			b := setup(t, solacetest.Config{})
-			r := b.run(t, quick(b.Server))
-			b.put(t, "a", 10)
-			b.await(t, 10, countIntents)
-			b.inject(t, solacetest.Fault{Kind: solacetest.FaultRefuseBind, Code: refusal.code, Text: refusal.text})
-			b.DropConnections()
-			eventually(t, func() bool { return r.metric(t, "restarts_total") > refusal.sessions }, "binds again and again")
-			require.Error(t, r.Check(t.Context()))
-			require.GreaterOrEqual(t, b.Counters().BindsRefused, int64(refusal.sessions))
-			b.inject(t, solacetest.Fault{Kind: solacetest.FaultClear})
-			b.recovers(t, r, 10, 10)
-		})
+		r.ready(t)
+		restarts, refused := r.metric(t, "restarts_total"), b.Counters().BindsRefused
+		b.inject(t, solacetest.Fault{Kind: solacetest.FaultRefuseBind, Code: refusal.code, Text: refusal.text})
+		b.DropConnections()
+		eventually(t, func() bool { return r.metric(t, "restarts_total") > restarts+refusal.sessions }, refusal.text+": binds again and again")
+		require.Error(t, r.Check(t.Context()), refusal.text)
+		require.GreaterOrEqual(t, b.Counters().BindsRefused, refused+int64(refusal.sessions), refusal.text)
+		b.inject(t, solacetest.Fault{Kind: solacetest.FaultClear})
+		b.put(t, fmt.Sprint("after", i), 10)
+		b.await(t, int64(10*(i+1)), countIntents)
 	}
+	b.recovers(t, r, 60, 10)
 }
 
 func TestBindNeverAnsweredIsTriedAgain(t *testing.T) {
@@ -154,20 +153,17 @@ func TestBrokerUnbindReplayStarted(t *testing.T) {
 
 func TestUnbindByTheBrokerIsFollowedByAnotherBind(t *testing.T) {
 	t.Parallel()
-	for _, reason := range []string{
+	b := setup(t, solacetest.Config{})
+	r := b.run(t, quick(b.Server))
+	for i, reason := range []string{
 		"Queue Shutdown", "Queue Deleted", "Queue Not Found", "Forbidden", "Service Unavailable", "Max clients exceeded for queue", "Endpoint Modified", "",
 	} {
-		t.Run(reason, func(t *testing.T) {
-			t.Parallel()
-			b := setup(t, solacetest.Config{})
-			r := b.run(t, quick(b.Server))
-			r.ready(t)
-			b.put(t, "a", 20)
-			b.await(t, 20, countIntents)
-			require.Equal(t, 1, b.Unbind(queueName, solacetest.Refusal{Code: 503, Text: reason}))
-			b.recovers(t, r, 20, 10)
-		})
+		r.ready(t)
+		eventually(t, func() bool { return b.Unbind(queueName, solacetest.Refusal{Code: 503, Text: reason}) == 1 }, "a flow to unbind")
+		b.put(t, fmt.Sprint("after", i), 10)
+		b.await(t, int64(10*(i+1)), countIntents)
 	}
+	b.recovers(t, r, 80, 10)
 }
 
 func TestQueueShutdownIsWaitedFor(t *testing.T) {

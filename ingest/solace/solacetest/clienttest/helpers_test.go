@@ -4,6 +4,7 @@ package clienttest_test
 
 import (
 	"errors"
+	"flag"
 	"io"
 	"strconv"
 	"testing"
@@ -19,13 +20,15 @@ import (
 	"solace.dev/go/messaging/pkg/solace/resource"
 	"solace.dev/go/messaging/pkg/solace/subcode"
 
+	_ "chargeonce/ingest/solace" // the guard before the client's library
 	"chargeonce/ingest/solace/solacetest"
 )
 
 const queueName = "billing"
 
 func TestMain(m *testing.M) {
-	logging.SetLogOutput(io.Discard) // the faults here make it talk
+	logging.SetLogOutput(io.Discard)   // the faults here make it talk
+	_ = flag.Set("test.parallel", "6") // they wait more than they work
 	goleak.VerifyTestMain(m)
 }
 
