@@ -154,6 +154,24 @@ func TestEventOverBothBrokersIsOneIntent(t *testing.T) {
 	b.await(t, n, countIntents)
 }
 
+// One source names the customer by the account, with the Stripe customer beside it, the other by the Stripe customer alone. That makes two
+// intents, which the charger sees to be of one Stripe customer: it charges one of them, and the other waits (same_customer).
+func TestCustomerNamedInTwoShapesIsTwoIntentsThatTheChargerCanTell(t *testing.T) {
+	t.Parallel()
+	b := setup(t, solacetest.Config{})
+	hub, err := eventhubstest.Start(eventhubstest.Config{Hubs: []eventhubstest.Hub{{Name: "billing", Partitions: 2}}})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, hub.Close()) })
+	b.runEventHubs(t, hub)
+	b.run(t, quick(b.Server))
+	_, err = hub.Publish("billing", "0", []byte(`{"customer_id":"acct-7","stripe_customer_id":"cus_7","billing_period":"2026-08","amount_cents":100}`), nil)
+	require.NoError(t, err)
+	b.putBody(t, body("7", 100))
+	b.await(t, 2, countIntents)
+	b.await(t, 2, `SELECT count(*) FROM billing.intents WHERE stripe_customer_id = 'cus_7' AND billing_period = '2026-08' AND currency = 'usd' AND status = 'pending'`)
+	require.Equal(t, ingest.Counts{Intents: 2}, b.counters(t))
+}
+
 func (b *bundle) runEventHubs(t *testing.T, hub *eventhubstest.Server) {
 	t.Helper()
 	recorder, err := ingest.NewRecorder(ingest.Config{Namespace: namespace, Source: eventhubs.SourceName}, b.pool, nil, b.logger())

@@ -33,7 +33,7 @@ import (
 //	12 SolaceSamples/solace-samples-python#55, outcomes mixed up                                     TestReport06And07And12
 //	13 pubsubplus-go-client d18f285, efe83cb, a panic over an unpinned pointer                       go.mod asks for 1.10.0, which has the fix; all tests here pass messages through cgo
 //	14 pubsubplus-go-client SOL-63525, a flow that starts too early; a panic in an init              every test binds; ingest-solace's tests start the program as a process
-//	15 TLS in static builds, a missing libgcc_s                                                      TestRotatedTokenIsTakenUpAtTheNextConnection speaks TLS; the image's own test is deploy's
+//	15 TLS in static builds, a missing libgcc_s                                                      ingest-solace's TestImageHasTheLibrariesThatAConnectionOverTLSNeeds; TestRotatedTokenIsTakenUpAtTheNextConnection speaks TLS
 //	16 the library swallows a handler's panic, and the message hangs                                 TestPanicWhileRecordingCostsASessionAndNoMessage
 
 func TestReport04DeadConsumerIsNotAskedInALoop(t *testing.T) {

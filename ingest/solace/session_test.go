@@ -14,6 +14,20 @@ import (
 	"chargeonce/ingest/solace/solacetest"
 )
 
+// What a broker can do to a flow, and the test that shows that the source reads on:
+//
+//	the connection is lost, the broker is there                        TestFlowIsReboundAfterADrop, TestAcknowledgementsLostWithTheConnectionComeAgainAndAddNothing
+//	the broker is away for longer than the client itself would try     TestBrokerThatIsAwayIsWaitedFor
+//	it accepts the connection and is silent                            TestLoginNeverAnsweredIsTriedAgain, TestStopDoesNotWaitForABrokerThatIsSilent
+//	it falls silent later, and answers no keep-alive                   TestMuteBrokerIsLeft
+//	it refuses the bind after a reconnect: the client then is deaf     TestReBindRefusedIsTriedAgain
+//	it never answers the bind                                          TestBindNeverAnsweredIsTriedAgain
+//	it unbinds, the client binds by itself, and is refused or not heard TestBrokerUnbindReplayStarted, TestRebindOfTheClientThatIsNeverAnsweredIsNotTheEnd
+//	it unbinds for good, the connection stays                          TestUnbindByTheBrokerIsFollowedByAnotherBind, TestQueueShutdownIsWaitedFor, TestQueueDeletedAndMadeAnewIsReadOn
+//	it does either while the flow starts                               TestUnbindWhileTheFlowStartsIsNotTheEnd, TestFlowThatEndsDuringACallFreesNothingThatIsInUse
+//	it gives the messages of an exclusive queue to another             TestExclusiveHandOver
+//	its standby takes over                                             TestFailOverOfAPairLosesAndDoublesNothing
+
 func (b *bundle) inject(t *testing.T, f solacetest.Fault) {
 	t.Helper()
 	require.NoError(t, b.Inject(f))

@@ -49,6 +49,13 @@ type program struct {
 
 func start(t *testing.T, env map[string]string, args ...string) *program {
 	t.Helper()
+	p := prepareProgram(t, env, args...)
+	p.run(t)
+	return p
+}
+
+func prepareProgram(t *testing.T, env map[string]string, args ...string) *program {
+	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
 	command := exec.CommandContext(context.WithoutCancel(t.Context()), self, args...) //nolint:gosec // ourselves
@@ -58,6 +65,11 @@ func start(t *testing.T, env map[string]string, args ...string) *program {
 		p.Env = append(p.Env, name+"="+value)
 	}
 	p.Stdout, p.Stderr = p.stderr, p.stderr
+	return p
+}
+
+func (p *program) run(t *testing.T) {
+	t.Helper()
 	require.NoError(t, p.Start())
 	go func() {
 		_ = p.Wait() // the state is read from ProcessState
@@ -69,7 +81,6 @@ func start(t *testing.T, env map[string]string, args ...string) *program {
 			t.Logf("process %d (%s):\n%s", p.Process.Pid, p.ProcessState, p.stderr.tail(8000))
 		}
 	})
-	return p
 }
 
 func (p *program) kill() {
