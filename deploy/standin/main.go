@@ -18,9 +18,10 @@ import (
 )
 
 // settings are the stand-ins. Stripe and vault answer /_standin/ledger, /_standin/faults and /_standin/clock on the port
-// that they serve; Event Hubs, which speaks AMQP there, on --control.
+// that they serve; Event Hubs and Solace, which speak another protocol there, on --control.
 type settings struct {
 	EventHubs eventHubs `cmd:"" name:"eventhubs" help:"Azure Event Hubs over AMQP, without encryption."`
+	Solace    solace    `cmd:"" help:"A Solace PubSub+ broker over SMF, without encryption."`
 	Stripe    stripe    `cmd:"" help:"Stripe's API for charges and payment intents."`
 	Vault     vault     `cmd:"" help:"A spend-cap proxy that issues vault keys and forwards to Stripe under their caps."`
 }
@@ -31,7 +32,7 @@ func main() {
 		Help: "Stands in for a service on this machine, for tests and demonstrations. It says \"listening on ADDRESS\" once it does.",
 		Vars: kong.Vars{
 			"eventhubs_listen": "127.0.0.1:5672", "eventhubs_control": "127.0.0.1:5673", "stripe_listen": "127.0.0.1:12111",
-			"vault_listen": "127.0.0.1:12112",
+			"vault_listen": "127.0.0.1:12112", "solace_listen": "127.0.0.1:55555", "solace_control": "127.0.0.1:55556",
 		},
 	}
 	daemon.Main(about, func(ctx context.Context, env daemon.Env, _ *settings) error {

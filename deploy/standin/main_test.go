@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -139,6 +140,31 @@ func TestEventHubsStandInRefusesAWrongKey(t *testing.T) {
 	require.Equal(t, "events", ledger.Hubs[0].Name)
 }
 
+// The broker's own protocol is tried with the real client elsewhere; here it must be reached, and its ledger and faults too.
+func TestSolaceStandInServesItsQueue(t *testing.T) {
+	t.Parallel()
+	said := start(t, "solace", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--queue", "events", "--topic", "a/>", "--user", "u", "--password", "p")
+	match := regexp.MustCompile(`^(127\.0\.0\.1:\d+), control on (http://127\.0\.0\.1:\d+)$`).FindStringSubmatch(said)
+	require.NotNil(t, match, said)
+	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", match[1])
+	require.NoError(t, err)
+	defer conn.Close()
+	var ledger struct {
+		Queues   []struct{ Name string }
+		Counters struct {
+			Accepted int `json:"accepted_connections"`
+		}
+	}
+	require.Eventually(t, func() bool {
+		require.Equal(t, http.StatusOK, ask(t, http.MethodGet, match[2]+"/_standin/ledger", "", &ledger))
+		return ledger.Counters.Accepted == 1
+	}, 30*time.Second, 10*time.Millisecond)
+	require.Equal(t, "events", ledger.Queues[0].Name)
+	require.Equal(t, http.StatusOK, ask(t, http.MethodPost, match[2]+"/_standin/faults", `{"faults":[{"kind":"drop_connections"}]}`, nil))
+	_, err = conn.Read(make([]byte, 1))
+	require.Error(t, err)
+}
+
 func TestWrongSettingEndsWithItsExitCode(t *testing.T) {
 	t.Parallel()
 	taken := strings.TrimPrefix(start(t, "stripe", "--listen", "127.0.0.1:0"), "http://")
@@ -148,6 +174,8 @@ func TestWrongSettingEndsWithItsExitCode(t *testing.T) {
 		"port taken":              {"stripe", "--listen", taken},
 		"port taken for AMQP":     {"eventhubs", "--listen", taken, "--control", "127.0.0.1:0"},
 		"control port taken":      {"eventhubs", "--listen", "127.0.0.1:0", "--control", taken},
+		"port taken for SMF":      {"solace", "--listen", taken, "--control", "127.0.0.1:0"},
+		"impossible topic":        {"solace", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--topic="},
 		"vault without Stripe":    {"vault", "--listen", "127.0.0.1:0"},
 		"vault with a bad Stripe": {"vault", "--listen", "127.0.0.1:0", "--stripe-url", "stripe.com"},
 		"no partitions":           {"eventhubs", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--partitions", "0"},
