@@ -212,6 +212,10 @@ func TestM10Stripe5xxIsLookedUpAndNotSentAgain(t *testing.T) {
 	b.open(t, "1000.00", "usd")
 	start(t, b.config(t))
 	b.until(t, ids[0], func(in intentNow) bool { return in.Reason == string(schema.ReasonInDoubt) })
+	b.later(t, ids[0], 20*time.Second) // any other doubt is sent again by now
+	b.nudge(t, ids[0])
+	b.nudge(t, ids[0]) // comes when the job has been worked and waits again
+	require.Equal(t, 1, b.creates())
 	b.later(t, ids[0], 2*time.Minute)
 	b.nudge(t, ids[0])
 	in := b.until(t, ids[0], func(in intentNow) bool { return in.Status == "charged" })

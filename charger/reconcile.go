@@ -198,14 +198,14 @@ type reconciler struct {
 
 // begin claims the run's reconciliation: a new one, or the one that another process left unfinished.
 func (r *reconciler) begin(ctx context.Context) error {
-	// What the last one listed is not needed any more; it may have died before it said so.
-	if err := r.queries.ReconciliationPaymentDelete(ctx, r.pool, r.run.ID); err != nil {
-		return fmt.Errorf("clear the last reconciliation of run %d: %w", r.run.ID, err)
-	}
 	if _, err := r.queries.ReconciliationAbandon(ctx, r.pool, queries.ReconciliationAbandonParams{
 		RunID: r.run.ID, Installation: r.cfg.Installation, MaxAgeSeconds: reconcileKeep.Seconds(), ListedFrom: r.o.From,
 	}); err != nil {
 		return fmt.Errorf("give up the old reconciliation of run %d: %w", r.run.ID, err)
+	}
+	// What earlier ones listed is not needed any more, should they have died before they cleared it.
+	if err := r.queries.ReconciliationPaymentDelete(ctx, r.pool, r.run.ID); err != nil {
+		return fmt.Errorf("clear the earlier reconciliations of run %d: %w", r.run.ID, err)
 	}
 	window, err := r.queries.ReconcileWindow(ctx, r.pool, r.run.ID)
 	if err != nil {

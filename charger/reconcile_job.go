@@ -65,7 +65,10 @@ func (w *reconcileWorker) Work(ctx context.Context, _ *river.Job[ReconcileArgs])
 		}
 	}()
 	due, err := w.queries.ReconcileRunListDue(ctx, w.pool, w.cfg.ReconcileEvery.Seconds())
-	if err != nil {
+	switch {
+	case ctx.Err() != nil:
+		return river.JobSnooze(0) // a stop is no failure: the next process looks at once
+	case err != nil:
 		return fmt.Errorf("database_away: look which runs are to be reconciled: %w; next: tried again in %s", err, w.reconcileLookEvery())
 	}
 	var failed error
@@ -85,6 +88,9 @@ func (w *reconcileWorker) Work(ctx context.Context, _ *river.Job[ReconcileArgs])
 	}
 	if len(due) > 0 {
 		failed = errors.Join(failed, w.observeReconciled(ctx)) // not only at the next look
+	}
+	if ctx.Err() != nil {
+		return river.JobSnooze(0)
 	}
 	if failed != nil {
 		return fmt.Errorf("not_reconciled: %w; next: tried again in %s", failed, w.reconcileLookEvery())
