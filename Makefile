@@ -2,8 +2,8 @@
 
 GO      ?= go
 CC      ?= $(shell $(GO) env CC)
-PROGRAMS = ./sql/cmd/migrate ./ingest/cmd/ingest-eventhubs ./ingest/cmd/ingest-file ./charger/cmd/charger \
-           ./deploy/standin ./deploy/demo ./deploy/localpg/cmd/localpg
+PROGRAMS = ./sql/cmd/migrate ./ingest/cmd/ingest-eventhubs ./ingest/cmd/ingest-solace ./ingest/cmd/ingest-file \
+           ./ingest/solace/cmd/publish-solace ./charger/cmd/charger ./deploy/standin ./deploy/demo ./deploy/localpg/cmd/localpg
 
 # Tools are run at pinned versions and are no part of go.mod.
 SQLC          = github.com/sqlc-dev/sqlc/cmd/sqlc@v1.31.1
@@ -30,6 +30,7 @@ help: ## Explain every target.
 
 .PHONY: build
 build: ## Build all programs into bin/.
+	@test -n "$(RACE)" || echo "no C compiler ($(CC)): ingest-solace and publish-solace are built without Solace's client, and say so"
 	$(GO) build -o bin/ $(PROGRAMS)
 
 .PHONY: demo
@@ -38,7 +39,7 @@ demo: build ## Run the main job here: a billing run from Event Hubs to Stripe, o
 
 .PHONY: test
 test: ## Run all tests, with the race detector where there is a C compiler; they start the Postgres they need.
-	@test -n "$(RACE)" || echo "no C compiler ($(CC)): the tests run without the race detector"
+	@test -n "$(RACE)" || echo "no C compiler ($(CC)): the tests run without the race detector, and those with Solace's client are left out"
 	@command -v "$${CHROME_PATH:-chromium}" >/dev/null || echo "no Chromium: the tests in a browser are left out (apt-get install chromium)"
 	@command -v "$${AZURITE_PATH:-azurite-blob}" >/dev/null || test -x $(AZURITE)/.bin/azurite-blob || echo "no Azurite: the tests of checkpoints in Blob Storage are left out (make azurite)"
 	@command -v "$${STRIPE_MOCK_PATH:-stripe-mock}" >/dev/null || test -x $(STRIPE_MOCK) || echo "no stripe-mock: the requests are not held against Stripe's own description (make stripe-mock)"

@@ -54,6 +54,8 @@ type demo struct {
 	cancel context.CancelCauseFunc
 	dir    string
 	fleet  *fleet
+	// leftOut says why Solace takes no part; empty: it does.
+	leftOut string
 	stage
 	began     time.Time
 	firstPass figures // before the replay
@@ -74,7 +76,8 @@ func prepare(ctx context.Context, env daemon.Env, cfg *settings) (*demo, error) 
 	d := &demo{cfg: cfg, env: env, show: newDisplay(env.Stdout), dir: dir, began: time.Now()}
 	d.ctx, d.cancel = context.WithCancelCause(ctx)
 	d.fleet = &fleet{dir: dir, binDir: binDir, forker: newForker(), onEnd: func(err error) { d.cancel(err) }}
-	d.plan = makePlan(cfg.Seed, cfg.Events, cfg.Partitions)
+	d.leftOut = whySolaceIsLeftOut(ctx, binDir)
+	d.plan = makePlan(cfg.Seed, cfg.Events, cfg.Partitions, d.leftOut == "")
 	return d, nil
 }
 
@@ -86,6 +89,7 @@ func (d *demo) billingRun() error {
 	group, together := errgroup.WithContext(ctx) // ends with the group; ctx goes on
 	group.Go(func() error { return d.publish(together) })
 	group.Go(func() error { return d.killIngestor(together) })
+	group.Go(func() error { return d.killSolaceIngestor(together) })
 	group.Go(func() error { return d.killCharger(together) })
 	group.Go(func() error { return d.stopPostgres(together) })
 	group.Go(func() error { return d.replay(together) })
@@ -103,8 +107,14 @@ func (d *demo) billingRun() error {
 func (d *demo) publish(ctx context.Context) error {
 	p := d.plan.Published
 	d.show.say("Publishing %d events (%d billing events) with the Event Hubs client: %d duplicates, %d of them the producer's own retries; %d conflicts; "+
-		"%d poison; %d customers whose card is declined.", p.Events, p.Objects, p.Duplicates, p.Retried, p.Conflicts, p.Poison, p.Declines)
-	if err := d.publisher.publish(ctx, d.plan.Batches, d.cfg.PublishFor); err != nil {
+		"%d poison; %d customers whose card is declined.", p.hub().Events, p.hub().Objects, p.Duplicates-p.OverBoth, p.Retried, p.Conflicts, p.Poison, p.Declines)
+	if d.broker != nil {
+		d.show.say("Publishing %d events with the Solace client, %d of them the same as in the hub.", p.OverSolace, p.OverBoth)
+	}
+	group, together := errgroup.WithContext(ctx)
+	group.Go(func() error { return d.publisher.publish(together, d.plan.Batches, d.cfg.PublishFor) })
+	group.Go(func() error { return d.publishOverSolace(together) })
+	if err := group.Wait(); err != nil {
 		return err
 	}
 	ends, err := d.hubEnds(ctx)
@@ -190,7 +200,7 @@ func (d *demo) stopPostgres(ctx context.Context) error {
 
 // replay reads the whole hub again from its beginning, as an operator does who trusts no checkpoint.
 func (d *demo) replay(ctx context.Context) (err error) {
-	if err := d.watcher.until(ctx, groupAtEnd(mainGroup)); err != nil {
+	if err := d.watcher.until(ctx, allRecorded); err != nil {
 		return err
 	}
 	if d.firstPass, err = readFigures(ctx, d.pool); err != nil || !d.cfg.Replay {
@@ -224,7 +234,7 @@ func wait(ctx context.Context, how time.Duration) error {
 
 // sumUp holds the database against the stand-ins' ledgers.
 func (d *demo) sumUp() (*summary, []string, error) {
-	e := evidence{Plan: d.plan, FirstPass: d.firstPass, Replayed: d.cfg.Replay}
+	e := evidence{Plan: d.plan, FirstPass: d.firstPass, Replayed: d.cfg.Replay, LeftOut: d.leftOut}
 	var err error
 	if e.Final, err = readFigures(d.ctx, d.pool); err != nil {
 		return nil, nil, err
@@ -240,6 +250,11 @@ func (d *demo) sumUp() (*summary, []string, error) {
 		return nil, nil, err
 	}
 	e.Stored = int(hub.Counters.Stored)
+	if d.broker != nil {
+		if e.Spooled, _, err = d.broker.look(d.ctx); err != nil {
+			return nil, nil, err
+		}
+	}
 	var ledger struct {
 		Effects []stripetest.Effect `json:"effects"`
 	}
@@ -267,6 +282,9 @@ func (d *demo) stay() error {
 	d.show.say("\nThe console: %s  user %s  password %s", d.consoleURL, consoleUser, d.consolePassword)
 	d.show.say("Postgres:    %s", d.postgres.URL())
 	d.show.say("Event Hubs:  %s (stand-in; its ledger: %s/_standin/ledger)", d.publisher.connection, d.publisher.control)
+	if d.broker != nil {
+		d.show.say("Solace:      tcp://%s (stand-in; its ledger: %s/_standin/ledger)", d.broker.address, d.broker.control)
+	}
 	d.show.say("Stripe:      %s/_standin/ledger (stand-in)", d.stripeURL)
 	d.show.say("Vault:       %s/_standin/ledger (stand-in)", d.vaultURL)
 	d.show.say("Logs:        %s", d.dir)

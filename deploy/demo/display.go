@@ -54,7 +54,8 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-func (d *display) progress(s state, expect published) {
+func (d *display) progress(s state) {
+	expect := s.Expect
 	recorded := s.Counters.objects()
 	ended := s.Statuses["charged"] + s.Statuses["card_declined"] + s.Statuses["nothing_due"] + s.Statuses["parked"] + s.Statuses["voided"]
 	d.mu.Lock()
@@ -65,14 +66,14 @@ func (d *display) progress(s state, expect published) {
 	if d.terminal {
 		d.erase()
 		d.bars = []string{
-			bar("published", s.Sent, s.Events, ""),
+			bar("published", s.Sent, expect.Events, ""),
 			bar("recorded", min(recorded, expect.Objects), expect.Objects, readAgain(recorded-expect.Objects)),
 			bar("finished", ended, expect.Intents, fmt.Sprintf("%d charged, %d waiting", s.Statuses["charged"], s.Statuses["pending"]+s.Statuses["charging"])),
 		}
 		d.draw()
 		return
 	}
-	line := fmt.Sprintf("published %d/%d  recorded %s  finished %d/%d  (charged %d, waiting %d)", s.Sent, s.Events,
+	line := fmt.Sprintf("published %d/%d  recorded %s  finished %d/%d  (charged %d, waiting %d)", s.Sent, expect.Events,
 		strings.TrimSpace(fmt.Sprintf("%d/%d %s", min(recorded, expect.Objects), expect.Objects, readAgain(recorded-expect.Objects))),
 		ended, expect.Intents, s.Statuses["charged"], s.Statuses["pending"]+s.Statuses["charging"])
 	if line != d.last && time.Since(d.lastT) >= plainEvery {

@@ -44,11 +44,12 @@ func readIntents(ctx context.Context, pool *pgxpool.Pool) ([]intent, error) {
 // figures are what recording the same event again must not change, beside the counters.
 type figures struct {
 	Counters                              counters
+	Sources                               map[string]counters // by source
 	Intents, ConflictRows, QuarantineRows int
 }
 
 func readFigures(ctx context.Context, pool *pgxpool.Pool) (f figures, err error) {
-	if f.Counters, err = readCounters(ctx, pool); err != nil {
+	if f.Counters, f.Sources, err = readCounters(ctx, pool); err != nil {
 		return f, err
 	}
 	err = pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM billing.intents), (SELECT count(*) FROM finance.conflicts),

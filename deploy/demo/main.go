@@ -18,7 +18,7 @@ import (
 func main() {
 	about := daemon.About{
 		Name: "demo",
-		Help: "Starts Postgres, stand-ins for Event Hubs, Stripe and a spend-cap proxy, two ingestors, two chargers and the console; " +
+		Help: "Starts Postgres, stand-ins for Event Hubs, Solace, Stripe and a spend-cap proxy, three ingestors, two chargers and the console; " +
 			"publishes a billing run with duplicates, conflicts, poison and declines; kills processes in the middle; and shows what came of it.",
 	}
 	for _, name := range []string{"DEMO_EVENTS", "DEMO_SEED", "DEMO_EXIT", "DEMO_JSON"} {
@@ -35,7 +35,7 @@ type settings struct {
 	Exit   bool   `help:"End after the summary, with exit code 0 if all is well and 1 if not; else everything stays up until Ctrl-C." env:"DEMO_EXIT"`
 	JSON   string `help:"File to write the summary to, as JSON." env:"DEMO_JSON" placeholder:"FILE"`
 
-	KillIngestor bool          `help:"Kill an ingestor (kill -9) in the middle, and start it again." default:"true" negatable:""`
+	KillIngestor bool          `help:"Kill an ingestor of each broker (kill -9) in the middle, and start it again." default:"true" negatable:""`
 	KillCharger  bool          `help:"Kill a charger (kill -9) in the middle, and start it again." default:"true" negatable:""`
 	Replay       bool          `help:"Read the whole hub again with another consumer group, as an operator would." default:"true" negatable:""`
 	StopPostgres time.Duration `help:"Take Postgres away for so long in the middle." default:"0s"`
@@ -52,6 +52,7 @@ type settings struct {
 	PostgresBinDir  string `name:"postgres-bin-dir" help:"Folder of initdb and postgres; those of the machine, else a download, unless given." env:"LOCALPG_BIN_DIR" placeholder:"DIR"`
 	FetchURL        string `help:"Maven repository to download Postgres from if the machine has none; the public one unless given." env:"LOCALPG_FETCH_URL" placeholder:"URL"`
 	EventhubsListen string `help:"HOST:PORT of the Event Hubs stand-in; port 0 takes a free one." default:"127.0.0.1:0"`
+	SolaceListen    string `help:"HOST:PORT of the Solace stand-in." default:"127.0.0.1:0"`
 	StripeListen    string `help:"HOST:PORT of the Stripe stand-in." default:"127.0.0.1:0"`
 	VaultListen     string `help:"HOST:PORT of the spend-cap proxy's stand-in." default:"127.0.0.1:0"`
 	ConsoleListen   string `help:"HOST:PORT of the console." default:"127.0.0.1:0"`

@@ -23,7 +23,9 @@ const (
 	shareEnvelopes  = 60 // CloudEvents, structured and binary
 	shareLines      = 10 // newline-delimited objects
 	shareYen        = 40
-	shareEuro       = 8 // nobody opens a run for them
+	shareEuro       = 8  // nobody opens a run for them
+	shareBoth       = 50 // sent over Solace as well as over Event Hubs
+	shareSolace     = 50 // sent over Solace alone
 
 	// retriedShare: for so many duplicates the producer itself sends one more message again, for want of an acknowledgement.
 	retriedShare = 4
@@ -40,9 +42,9 @@ const (
 	junkBytes = 100_000
 )
 
-// makePlan decides what is published, the same for the same seed: batches of exactly events events in all, counting those
-// that the producer sends twice because an acknowledgement was lost.
-func makePlan(seed uint64, events, partitions int) *plan {
+// makePlan decides what is published, the same for the same seed: exactly events events in all, counting those that the
+// producer sends twice because an acknowledgement was lost. Without solace all go to the hub.
+func makePlan(seed uint64, events, partitions int, solace bool) *plan {
 	g := &generator{
 		rng:  rand.New(rand.NewPCG(seed, 0x6f6e6365)), //nolint:gosec // G404: a demonstration that can be repeated, no secret
 		plan: &plan{Customers: map[string]*customer{}}, partitions: partitions,
@@ -50,10 +52,16 @@ func makePlan(seed uint64, events, partitions int) *plan {
 	duplicates, conflicts, poison := atLeast(events, shareDuplicates), atLeast(events, shareConflicts), atLeast(events, sharePoison)
 	retried := max(1, duplicates/retriedShare)
 	first := events - duplicates - retried - conflicts - poison
+	if solace {
+		first -= g.solace(events)
+	}
 	g.firsts(first, events)
 	g.poison(poison)
 	g.again(duplicates)
 	g.conflicts(conflicts)
+	if solace {
+		g.overBoth(atLeast(events, shareBoth))
+	}
 	g.batches(retried)
 	g.expect()
 	return g.plan
@@ -62,6 +70,7 @@ func makePlan(seed uint64, events, partitions int) *plan {
 // plan is what is published and what must come of it.
 type plan struct {
 	Batches   []batch
+	Solace    []*message           // a line each
 	Customers map[string]*customer // by customer id
 	Published published
 }
@@ -76,6 +85,15 @@ type published struct {
 	Poison     int // objects that are no billing event
 	Declines   int // customers whose bank says no
 	Retried    int // messages that the producer sent again by itself
+	OverSolace int // messages over Solace, of one billing event each
+	OverBoth   int // of those, the ones that are in the hub too
+}
+
+// hub is what of it goes over Event Hubs.
+func (p published) hub() published {
+	p.Events -= p.OverSolace
+	p.Objects -= p.OverSolace
+	return p
 }
 
 // batch is what the producer sends at once, to one partition.
@@ -93,6 +111,7 @@ type message struct {
 	objects    []object
 	partition  int
 	at         float64 // place in the order of sending
+	overBoth   bool
 }
 
 // object is one billing event in a message, as its producer means it; poison is one that cannot be understood.
@@ -127,6 +146,7 @@ type generator struct {
 	partitions int
 	messages   []*message
 	firstOnes  []*message // of single customers that are charged
+	twoShapes  *customer  // known over Solace by the Stripe customer alone
 	nextID     int
 	nextPoison int
 }
@@ -147,6 +167,10 @@ func (g *generator) firsts(count, events int) {
 	if left >= 2 {
 		g.pair()
 		left -= 2
+	}
+	if g.twoShapes != nil {
+		g.otherShape()
+		left--
 	}
 	for range min(left, atLeast(events, shareArrays)) {
 		g.several(jsonArray)
@@ -187,6 +211,42 @@ func (g *generator) pair() {
 		g.add(&message{Body: g.encode(c.ID, c.Terms), objects: []object{{customer: c.ID, terms: c.Terms}}}, g.rng.Float64())
 	}
 }
+
+// solace makes what is sent over Solace alone, and returns how many messages of the plan go over Solace in all.
+func (g *generator) solace(events int) int {
+	alone := atLeast(events, shareSolace)
+	for range alone {
+		c := g.customer(plain, "usd")
+		g.addToSolace(&message{Body: g.encode(c.ID, c.Terms), objects: []object{{customer: c.ID, terms: c.Terms}}, at: g.rng.Float64()})
+	}
+	// A producer that knows customers by their Stripe id only; the other one's event is otherShape.
+	c := g.customer(shared, "usd")
+	delete(g.plan.Customers, c.ID)
+	c.ID = c.Terms.StripeCustomerID
+	g.plan.Customers[c.ID] = c
+	g.twoShapes = c
+	g.addToSolace(&message{Body: g.encode(c.ID, c.Terms), objects: []object{{customer: c.ID, terms: c.Terms}}, at: g.rng.Float64()})
+	return alone + 1 + atLeast(events, shareBoth)
+}
+
+// otherShape is the event of the customer that another producer sends over the hub, by the account: one of the two is charged, the other
+// waits for a person.
+func (g *generator) otherShape() {
+	c := g.customer(shared, "usd")
+	c.Terms = g.twoShapes.Terms
+	g.add(&message{Body: g.encode(c.ID, c.Terms), objects: []object{{customer: c.ID, terms: c.Terms}}}, g.rng.Float64())
+}
+
+// overBoth sends events of the hub over Solace as well, earlier or later.
+func (g *generator) overBoth(count int) {
+	for i := range count {
+		of := g.firstOnes[(i*11)%len(g.firstOnes)]
+		g.addToSolace(&message{Body: of.Body, objects: of.objects, at: g.rng.Float64(), overBoth: true})
+	}
+	slices.SortStableFunc(g.plan.Solace, func(a, b *message) int { return cmp.Compare(a.at, b.at) })
+}
+
+func (g *generator) addToSolace(m *message) { g.plan.Solace = append(g.plan.Solace, m) }
 
 // several is a message with more than one customer's event.
 func (g *generator) several(join func(bodies []string) string) {
@@ -398,10 +458,10 @@ func loseAcks(rng *rand.Rand, batches []batch, messages int) []batch {
 	return out
 }
 
-// expect counts what the batches hold, and says how each customer must end.
+// expect counts what is sent, and says how each customer must end.
 func (g *generator) expect() {
 	p := &g.plan.Published
-	sent, contradicted := map[string]bool{}, map[string]bool{}
+	c := census{published: p, customers: g.plan.Customers, sent: map[string]bool{}, contradicted: map[string]bool{}}
 	for _, b := range g.plan.Batches {
 		copies := 1
 		if b.LoseAck {
@@ -410,31 +470,48 @@ func (g *generator) expect() {
 		}
 		for range copies {
 			for _, m := range b.Messages {
-				p.Events++
-				for _, o := range m.objects {
-					p.Objects++
-					c := g.plan.Customers[o.customer]
-					switch {
-					case o.poison:
-						p.Poison++
-					case !sent[o.customer]:
-						sent[o.customer] = true
-						p.Intents++
-					case o.terms == c.Terms:
-						p.Duplicates++
-					default:
-						p.Conflicts++
-						contradicted[o.customer] = true
-					}
-				}
+				c.count(m)
 			}
 		}
 	}
-	for _, c := range g.plan.Customers {
-		if c.kind == declines {
+	for _, m := range g.plan.Solace {
+		c.count(m)
+		p.OverSolace++
+		if m.overBoth {
+			p.OverBoth++
+		}
+	}
+	for _, one := range g.plan.Customers {
+		if one.kind == declines {
 			p.Declines++
 		}
-		c.Ends = ends(c.kind, contradicted[c.ID])
+		one.Ends = ends(one.kind, c.contradicted[one.ID])
+	}
+}
+
+// census counts messages as they are sent.
+type census struct {
+	*published
+	customers          map[string]*customer
+	sent, contradicted map[string]bool
+}
+
+func (c *census) count(m *message) {
+	c.Events++
+	for _, o := range m.objects {
+		c.Objects++
+		switch {
+		case o.poison:
+			c.Poison++
+		case !c.sent[o.customer]:
+			c.sent[o.customer] = true
+			c.Intents++
+		case o.terms == c.customers[o.customer].Terms:
+			c.Duplicates++
+		default:
+			c.Conflicts++
+			c.contradicted[o.customer] = true
+		}
 	}
 }
 

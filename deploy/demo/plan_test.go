@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -37,6 +38,25 @@ func readByTheRules(t require.TestingT, p *plan) outcome {
 			}
 		}
 	}
+	inHub := map[string]bool{}
+	for _, b := range p.Batches {
+		for _, m := range b.Messages {
+			inHub[string(m.Body)] = true
+		}
+	}
+	for _, m := range p.Solace {
+		require.Empty(t, m.Properties, "a line has none")
+		require.NotContains(t, string(m.Body), "\n")
+		out.Events++
+		out.OverSolace++
+		if inHub[string(m.Body)] {
+			out.OverBoth++
+		}
+		objects := parser.Parse(m.Body, nil)
+		require.Len(t, objects, 1)
+		out.Objects++
+		out.count(objects[0])
+	}
 	return out
 }
 
@@ -71,7 +91,7 @@ func TestPlanHoldsWhatItPromises(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		seed, events := rapid.Uint64().Draw(t, "seed"), rapid.IntRange(minEvents, 600).Draw(t, "events")
-		p := makePlan(seed, events, rapid.IntRange(1, 8).Draw(t, "partitions"))
+		p := makePlan(seed, events, rapid.IntRange(1, 8).Draw(t, "partitions"), rapid.Bool().Draw(t, "solace"))
 		got := readByTheRules(t, p)
 
 		got.Declines = p.Published.Declines // no parser knows how a card behaves
@@ -98,14 +118,41 @@ func TestPlanHoldsWhatItPromises(t *testing.T) {
 
 func TestSameSeedPublishesTheSame(t *testing.T) {
 	t.Parallel()
-	one, same, other := makePlan(7, 500, 4), makePlan(7, 500, 4), makePlan(8, 500, 4)
+	one, same, other := makePlan(7, 500, 4, true), makePlan(7, 500, 4, true), makePlan(8, 500, 4, true)
 	require.Equal(t, one, same)
 	require.NotEqual(t, one, other)
 }
 
+func TestEventsGoOverBothBrokers(t *testing.T) {
+	t.Parallel()
+	with, without := makePlan(1, 2000, 4, true), makePlan(1, 2000, 4, false)
+	require.GreaterOrEqual(t, with.Published.OverBoth, 50)
+	require.Greater(t, with.Published.OverSolace, with.Published.OverBoth+50)
+	require.Empty(t, without.Solace)
+	require.Zero(t, without.Published.OverSolace)
+	require.Equal(t, 2000, with.Published.Events)
+	require.Equal(t, 2000, without.Published.Events)
+
+	// One Stripe customer is known to the two producers under different names.
+	byStripeCustomer := map[string][]string{}
+	for id, c := range with.Customers {
+		if c.kind == shared {
+			byStripeCustomer[c.Terms.StripeCustomerID] = append(byStripeCustomer[c.Terms.StripeCustomerID], id)
+		}
+	}
+	twoShapes := 0
+	for stripeCustomer, ids := range byStripeCustomer {
+		require.Len(t, ids, 2)
+		if slices.Contains(ids, stripeCustomer) {
+			twoShapes++
+		}
+	}
+	require.Equal(t, 1, twoShapes)
+}
+
 func TestPoisonIsOfManyKinds(t *testing.T) {
 	t.Parallel()
-	p := makePlan(1, 2000, 4)
+	p := makePlan(1, 2000, 4, true)
 	got := readByTheRules(t, p)
 	for _, code := range []schema.FaultCode{
 		schema.FaultNotJSON, schema.FaultRepeatedKey, schema.FaultWrongType, schema.FaultColonInKeyField, schema.FaultEmptyBody,
@@ -128,7 +175,7 @@ func TestPoisonIsOfManyKinds(t *testing.T) {
 func TestBodiesHaveEveryShape(t *testing.T) {
 	t.Parallel()
 	var arrays, lines, structured, binary, encoded int
-	for _, b := range makePlan(1, 2000, 4).Batches {
+	for _, b := range makePlan(1, 2000, 4, true).Batches {
 		for _, m := range b.Messages {
 			switch {
 			case len(m.Properties) > 0:
@@ -153,7 +200,7 @@ func TestBodiesHaveEveryShape(t *testing.T) {
 func TestContradictionNeverOvertakesTheFirstEvent(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		p := makePlan(rapid.Uint64().Draw(t, "seed"), 300, 4)
+		p := makePlan(rapid.Uint64().Draw(t, "seed"), 300, 4, true)
 		partition := map[string]int{}
 		for _, b := range p.Batches {
 			for _, m := range b.Messages {
@@ -177,7 +224,7 @@ func TestContradictionNeverOvertakesTheFirstEvent(t *testing.T) {
 func TestCustomersThatDeclineAreInTheStandInsWords(t *testing.T) {
 	t.Parallel()
 	counts := map[string]int{}
-	for _, c := range makePlan(1, 2000, 4).Customers {
+	for _, c := range makePlan(1, 2000, 4, true).Customers {
 		if c.kind != declines {
 			require.Regexp(t, `^cus_[A-Z]+[0-9]+$`, c.Terms.StripeCustomerID)
 			continue

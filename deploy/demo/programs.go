@@ -46,6 +46,14 @@ func (f *fleet) start(s spec) (*program, error) {
 	cmd := exec.Command(path, s.args...) //nolint:gosec,noctx // G204: our own programs; they are ended by stop, in order
 	cmd.Env = append(ownEnv(), s.env...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = f.dir, log, log
+	if s.input != "" {
+		input, err := os.Open(s.input)
+		if err != nil {
+			return nil, fmt.Errorf("open the input of %s: %w", s.name, err)
+		}
+		defer input.Close()
+		cmd.Stdin = input
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	dieWithParent(cmd.SysProcAttr)
 	if err := f.forker.start(cmd); err != nil {
@@ -65,6 +73,7 @@ type spec struct {
 	program string
 	args    []string
 	env     []string
+	input   string // file with its standard input
 	// last: it is ended after the others, which use it.
 	last bool
 }

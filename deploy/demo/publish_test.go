@@ -18,7 +18,7 @@ func TestHubHoldsThePlan(t *testing.T) {
 	control := httptest.NewServer(server.ControlHandler())
 	defer control.Close()
 
-	p := makePlan(5, 200, 3)
+	p := makePlan(5, 200, 3, false)
 	var expected [3][]string
 	for _, b := range p.Batches {
 		copies := 1

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strconv"
 
 	"github.com/jackc/pgx/v5"
@@ -35,12 +36,22 @@ func (d *demo) startEverything() error {
 	if err := d.startDatabase(); err != nil {
 		return err
 	}
-	d.show.say("Starting stand-ins for Event Hubs, Stripe and the spend-cap proxy.")
+	if d.leftOut != "" {
+		d.show.say("Solace is left out: %s", d.leftOut)
+	}
+	d.show.say("Starting stand-ins for Event Hubs, %sStripe and the spend-cap proxy.", d.withSolace("Solace, "))
 	if err := d.startStandins(); err != nil {
 		return err
 	}
-	d.show.say("Starting two ingestors, two chargers and the console.")
+	d.show.say("Starting two ingestors of Event Hubs, %stwo chargers and the console.", d.withSolace("one of Solace, "))
 	return d.startPrograms()
+}
+
+func (d *demo) withSolace(text string) string {
+	if d.leftOut != "" {
+		return ""
+	}
+	return text
 }
 
 // stage is what was started.
@@ -49,13 +60,14 @@ type stage struct {
 	pool      *pgxpool.Pool
 	users     map[string]string // database role -> URL of a user that has this role alone
 	publisher *publisher
+	broker    *broker // nil: Solace is left out
 	watcher   *watcher
 	stopWatch context.CancelFunc
 	watched   chan struct{}
 
 	stripeURL, vaultURL, vaultAPIKey, encryptionKey string
 	consoleURL, consolePassword                     string
-	ingestors, chargers                             []*program
+	ingestors, solaceIngestors, chargers            []*program
 }
 
 // What the programs write once they can be used.
@@ -134,6 +146,11 @@ func (d *demo) startStandins() error {
 	d.publisher = &publisher{hub: hub, control: control, connection: fmt.Sprintf(
 		"Endpoint=sb://%s;SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=%s;UseDevelopmentEmulator=true", address, hubKey)}
 
+	if d.leftOut == "" {
+		if err := d.startSolace(); err != nil {
+			return err
+		}
+	}
 	if d.stripeURL, err = d.startStandin("standin-stripe",
 		"stripe", "--listen", d.cfg.StripeListen, "--latency", d.cfg.StripeLatency.String(), "--auto-customers", "--key", stripeKey); err != nil {
 		return err
@@ -165,6 +182,13 @@ func (d *demo) startPrograms() error {
 		}
 		d.ingestors = append(d.ingestors, p)
 	}
+	if d.broker != nil {
+		p, err := d.startSolaceIngestor()
+		if err != nil {
+			return err
+		}
+		d.solaceIngestors = []*program{p}
+	}
 	for _, name := range []string{"charger-1", "charger-2"} {
 		p, err := d.fleet.start(spec{name: name, program: "charger", args: []string{"work"}, env: d.chargerEnv()})
 		if err != nil {
@@ -179,7 +203,7 @@ func (d *demo) startPrograms() error {
 	if err != nil {
 		return err
 	}
-	for _, p := range d.ingestors {
+	for _, p := range slices.Concat(d.ingestors, d.solaceIngestors) {
 		if _, err := p.await(d.ctx, recordingLine); err != nil {
 			return err
 		}
@@ -254,7 +278,7 @@ func (d *demo) killAndRestart(ctx context.Context, programs []*program, ready st
 // watch begins to look at the database and to show progress.
 func (d *demo) watch() {
 	d.watcher = &watcher{
-		pool: d.pool, publisher: d.publisher, events: d.plan.Published.Events, expect: d.plan.Published, show: d.show, changed: make(chan struct{}),
+		pool: d.pool, publisher: d.publisher, broker: d.broker, expect: d.plan.Published, show: d.show, changed: make(chan struct{}),
 	}
 	ctx, stop := context.WithCancel(d.ctx)
 	d.stopWatch, d.watched = stop, make(chan struct{})

@@ -18,7 +18,8 @@ import (
 // is well.
 func judge(e evidence) (*summary, []string) {
 	s := &summary{
-		Events: e.Stored, Intents: len(e.Intents),
+		Events: e.Stored + e.Spooled, Intents: len(e.Intents), OverBoth: e.Plan.Published.OverBoth, LeftOut: e.LeftOut,
+		Brokers:    map[string]brokerSummary{sourceHub: {e.Stored, e.FirstPass.Sources[sourceHub]}},
 		Duplicates: e.FirstPass.Counters.Duplicates, Redeliveries: e.Final.Counters.Redeliveries,
 		Conflicts: e.FirstPass.Counters.Conflicts, Quarantined: e.FirstPass.Counters.Quarantined,
 		PendingReasons: map[string]int{}, Published: publishedShares{
@@ -26,6 +27,9 @@ func judge(e evidence) (*summary, []string) {
 			Poison: e.Plan.Published.Poison, Declines: e.Plan.Published.Declines,
 		},
 		reasons: map[string]int{}, expected: e.Plan.Published, final: e.Final,
+	}
+	if e.LeftOut == "" {
+		s.Brokers[sourceSolace] = brokerSummary{e.Spooled, e.FirstPass.Sources[sourceSolace]}
 	}
 	for _, in := range e.Intents {
 		s.countIntent(in)
@@ -42,6 +46,8 @@ func judge(e evidence) (*summary, []string) {
 type evidence struct {
 	Plan      *plan
 	Stored    int // events in the hub, by its ledger
+	Spooled   int // messages that the Solace queue got, by its broker's ledger
+	LeftOut   string
 	Effects   []stripetest.Effect
 	Intents   []intent
 	Runs      []runFigures
@@ -72,11 +78,21 @@ type summary struct {
 	Published      publishedShares `json:"published"`
 	Seconds        float64         `json:"seconds"`
 	Runs           []runSummary    `json:"runs"`
+	// Brokers are "eventhubs" and "solace", without the replay; Solace is missing, with the reason in LeftOut, where its client is.
+	Brokers  map[string]brokerSummary `json:"brokers"`
+	OverBoth int                      `json:"over_both"` // events sent over both
+	LeftOut  string                   `json:"left_out,omitempty"`
 
 	reasons  map[string]int // by "status (reason)"
 	sums     []currencySum
 	expected published
 	final    figures
+}
+
+// brokerSummary is what came over one broker.
+type brokerSummary struct {
+	Events int `json:"events"` // by its ledger
+	counters
 }
 
 type publishedShares struct {
@@ -125,8 +141,11 @@ func (s *summary) countIntent(in intent) {
 // checkRecorded: everything published was recorded, as what it is.
 func (s *summary) checkRecorded(e evidence, wrong func(string, ...any)) {
 	want, counted := e.Plan.Published, e.FirstPass.Counters
-	if e.Stored != want.Events {
-		wrong("the hub holds %d events, %d were published", e.Stored, want.Events)
+	if e.Stored != want.hub().Events {
+		wrong("the hub holds %d events, %d were published", e.Stored, want.hub().Events)
+	}
+	if e.Spooled != want.OverSolace {
+		wrong("the Solace queue got %d messages, %d were published", e.Spooled, want.OverSolace)
 	}
 	if s.Intents != want.Intents || counted.Intents != want.Intents {
 		wrong("%d customers were published; there are %d intents, and the ingestors counted %d", want.Intents, s.Intents, counted.Intents)
@@ -139,7 +158,8 @@ func (s *summary) checkRecorded(e evidence, wrong func(string, ...any)) {
 		{"duplicates", counted.Duplicates + counted.Redeliveries, want.Duplicates},
 		{"conflicts", counted.Conflicts + counted.Redeliveries, want.Conflicts},
 		{"quarantined", counted.Quarantined + counted.Redeliveries, want.Poison},
-		{"objects", counted.objects(), want.Objects},
+		{"objects over Event Hubs", e.FirstPass.Sources[sourceHub].objects(), want.hub().Objects},
+		{"objects over Solace", e.FirstPass.Sources[sourceSolace].objects(), want.OverSolace},
 	} {
 		if c.counted < c.expected {
 			wrong("%s: %d were published, %d are counted", c.what, c.expected, c.counted)
@@ -148,11 +168,12 @@ func (s *summary) checkRecorded(e evidence, wrong func(string, ...any)) {
 	if !e.Replayed {
 		return
 	}
-	if again := e.Final.Counters.objects() - counted.objects(); again < want.Objects {
-		wrong("the replay read %d objects, %d were published", again, want.Objects)
+	if again := e.Final.Counters.objects() - counted.objects(); again < want.hub().Objects {
+		wrong("the replay read %d objects, %d were published", again, want.hub().Objects)
 	}
-	if e.Final.Counters.Redeliveries-counted.Redeliveries < want.Intents {
-		wrong("the replay counted %d redeliveries for %d intents", e.Final.Counters.Redeliveries-counted.Redeliveries, want.Intents)
+	// What came over Solace first, or alone, is no redelivery when the hub is read again.
+	if again := e.Final.Counters.Redeliveries - counted.Redeliveries; again < want.Intents-want.OverSolace {
+		wrong("the replay counted %d redeliveries for %d intents", again, want.Intents-want.OverSolace)
 	}
 	if before, after := e.FirstPass, e.Final; after.Intents != before.Intents || after.ConflictRows != before.ConflictRows || after.QuarantineRows != before.QuarantineRows {
 		wrong("the replay changed something: intents %d -> %d, conflicts %d -> %d, quarantined %d -> %d", before.Intents, after.Intents,
@@ -209,7 +230,7 @@ func (s *summary) checkMoney(e evidence, wrong func(string, ...any)) {
 			database[in.Currency] += in.AmountCents
 		}
 	}
-	byObligation := map[string]int{}
+	byObligation, byStripeCustomer := map[string]int{}, map[string]int{}
 	for _, f := range e.Effects {
 		if f.Kind != stripetest.ChargeSucceeded {
 			continue
@@ -217,6 +238,7 @@ func (s *summary) checkMoney(e evidence, wrong func(string, ...any)) {
 		s.StripeCharges++
 		ledger[f.Currency] += f.Amount
 		byObligation[f.Metadata["customer_id"]+"\n"+f.Metadata["billing_period"]]++
+		byStripeCustomer[f.Customer+" in "+f.Currency]++
 		in, known := charged[f.ID]
 		switch {
 		case !known:
@@ -228,6 +250,11 @@ func (s *summary) checkMoney(e evidence, wrong func(string, ...any)) {
 	for _, n := range byObligation {
 		if n > 1 {
 			s.DoubleCharges += n - 1
+		}
+	}
+	for _, customer := range slices.Sorted(maps.Keys(byStripeCustomer)) {
+		if n := byStripeCustomer[customer]; n > 1 {
+			wrong("Stripe customer %s is charged %d times", customer, n)
 		}
 	}
 	if s.DoubleCharges != 0 {
@@ -266,7 +293,14 @@ func (s *summary) print(out io.Writer, problems []string) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	row := func(what string, n any, note string) { fmt.Fprintf(w, "%s\t%v\t%s\n", what, n, note) }
 	fmt.Fprintln(w)
-	row("events in the hub", s.Events, fmt.Sprintf("%d billing events in them, good or bad; %d sent twice by the producer itself", s.expected.Objects, s.expected.Retried))
+	row("events", s.Events, fmt.Sprintf("%d billing events in them, good or bad; %d sent twice by the producer itself", s.expected.Objects, s.expected.Retried))
+	row("  over Event Hubs", s.Brokers[sourceHub].Events, s.Brokers[sourceHub].String())
+	if s.LeftOut == "" {
+		row("  over Solace", s.Brokers[sourceSolace].Events, s.Brokers[sourceSolace].String())
+		row("  over both", s.OverBoth, "one intent each")
+	} else {
+		row("  over Solace", "left out", s.LeftOut)
+	}
 	row("intents", s.Intents, "one for each customer and period")
 	for _, key := range slices.Sorted(maps.Keys(s.reasons)) {
 		row("  "+key, s.reasons[key], "")
@@ -295,6 +329,10 @@ func (s *summary) print(out io.Writer, problems []string) error {
 	}
 	_, err := fmt.Fprintf(out, "\nNOT WELL after %.0f s:\n  %s\n", s.Seconds, strings.Join(problems, "\n  "))
 	return err
+}
+
+func (b brokerSummary) String() string {
+	return fmt.Sprintf("%d intents came so, %d duplicates, %d redeliveries, %d conflicts, %d quarantined", b.Intents, b.Duplicates, b.Redeliveries, b.Conflicts, b.Quarantined)
 }
 
 // write writes the JSON, all of it or nothing.

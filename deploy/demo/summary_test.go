@@ -17,8 +17,8 @@ import (
 
 // goodEvidence is a world in which everything went as it must.
 func goodEvidence() evidence {
-	p := makePlan(3, 400, 4)
-	e := evidence{Plan: p, Stored: p.Published.Events, Replayed: true}
+	p := makePlan(3, 400, 4, true)
+	e := evidence{Plan: p, Stored: p.Published.hub().Events, Spooled: p.Published.OverSolace, Replayed: true}
 	runs := map[string]*runFigures{}
 	for _, x := range p.expected() {
 		runs[x.Currency] = &runFigures{
@@ -47,8 +47,13 @@ func goodEvidence() evidence {
 		},
 		Intents: len(e.Intents), ConflictRows: 5, QuarantineRows: 5,
 	}
+	overSolace := counters{Intents: p.Published.OverSolace - p.Published.OverBoth, Duplicates: p.Published.OverBoth}
+	e.FirstPass.Sources = map[string]counters{sourceSolace: overSolace, sourceHub: {
+		Intents: p.Published.Intents - overSolace.Intents, Duplicates: p.Published.Duplicates - overSolace.Duplicates,
+		Conflicts: p.Published.Conflicts, Quarantined: p.Published.Poison,
+	}}
 	e.Final = e.FirstPass
-	e.Final.Counters.Redeliveries = p.Published.Objects
+	e.Final.Counters.Redeliveries = p.Published.hub().Objects
 	return e
 }
 
@@ -74,7 +79,10 @@ func TestGoodWorldIsCalledGood(t *testing.T) {
 	require.Zero(t, s.Lost)
 	require.Zero(t, s.DoubleCharges)
 	require.Equal(t, e.Plan.Published.Duplicates, s.Duplicates)
-	require.Equal(t, e.Plan.Published.Objects, s.Redeliveries)
+	require.Equal(t, e.Plan.Published.hub().Objects, s.Redeliveries)
+	require.Equal(t, 400, s.Events)
+	require.Equal(t, s.Events, s.Brokers[sourceHub].Events+s.Brokers[sourceSolace].Events)
+	require.Equal(t, s.OverBoth, s.Brokers[sourceSolace].Duplicates)
 	reasons := 0
 	for _, n := range s.PendingReasons {
 		reasons += n
@@ -89,7 +97,17 @@ func TestBadWorldIsCalledBad(t *testing.T) {
 		spoil func(e *evidence)
 		says  string
 	}{
-		"event missing in the hub": {func(e *evidence) { e.Stored-- }, "the hub holds 399 events"},
+		"event missing in the hub":     {func(e *evidence) { e.Stored-- }, "the hub holds 358 events, 359 were published"},
+		"message missing in the queue": {func(e *evidence) { e.Spooled-- }, "the Solace queue got 40 messages, 41 were published"},
+		"Solace not recorded": {func(e *evidence) {
+			e.FirstPass.Sources[sourceSolace] = counters{Intents: 1}
+		}, "objects over Solace: 41 were published, 1 are counted"},
+		"hub not recorded": {func(e *evidence) { delete(e.FirstPass.Sources, sourceHub) }, "objects over Event Hubs"},
+		"both of one Stripe customer charged": {func(e *evidence) {
+			again := e.Effects[0]
+			again.ID, again.Metadata = "ch_again", map[string]string{"customer_id": "another"}
+			e.Effects = append(e.Effects, again)
+		}, "is charged 2 times"},
 		"customer lost": {func(e *evidence) {
 			i := slices.IndexFunc(e.Intents, func(in intent) bool { return in.Status == "card_declined" })
 			e.Intents = slices.Delete(e.Intents, i, i+1)
@@ -161,6 +179,21 @@ func TestJSONHasEveryPromisedField(t *testing.T) {
 	require.ElementsMatch(t, []string{
 		"events", "intents", "pending", "charging", "charged", "card_declined", "parked", "voided", "nothing_due", "duplicates", "redeliveries",
 		"conflicts", "quarantined", "stripe_charges", "double_charges", "lost", "pending_reasons", "published", "seconds", "runs",
+		"brokers", "over_both",
 	}, slices.Collect(maps.Keys(fields)))
 	require.InDelta(t, 400, fields["events"], 0)
+	over, ok := fields["brokers"].(map[string]any)[sourceSolace].(map[string]any)
+	require.True(t, ok)
+	require.ElementsMatch(t, []string{"events", "intents", "duplicates", "redeliveries", "conflicts", "quarantined"}, slices.Collect(maps.Keys(over)))
+}
+
+func TestSummarySaysThatSolaceIsLeftOut(t *testing.T) {
+	t.Parallel()
+	e := goodEvidence()
+	e.LeftOut = "no compiler"
+	s, _ := judge(e)
+	var out strings.Builder
+	require.NoError(t, s.print(&out, nil))
+	require.Regexp(t, `over Solace +left out +no compiler`, out.String())
+	require.NotContains(t, s.Brokers, sourceSolace)
 }

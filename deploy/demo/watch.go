@@ -31,9 +31,9 @@ func (w *watcher) run(ctx context.Context) {
 			s = w.latest() // the database is away for a while: what was seen last stays
 			s.Away = err
 		}
-		s.Sent, s.Events = int(w.publisher.sent.Load()), w.events
+		s.Sent = int(w.publisher.sent.Load()) + s.Spooled
 		w.tell(s)
-		w.show.progress(s, w.expect)
+		w.show.progress(s)
 		timer := time.NewTimer(max(pollEvery, pollShare*time.Since(began)))
 		select {
 		case <-ctx.Done():
@@ -48,8 +48,8 @@ func (w *watcher) run(ctx context.Context) {
 type watcher struct {
 	pool      *pgxpool.Pool
 	publisher *publisher
-	events    int       // to be published
-	expect    published // what is published in them
+	broker    *broker   // may be nil
+	expect    published // what is to be published
 	show      *display
 
 	mu      sync.Mutex
@@ -60,17 +60,25 @@ type watcher struct {
 
 // state is one look.
 type state struct {
-	Sent, Events int // messages acknowledged, and to be published
-	Counters     counters
-	Statuses     map[string]int  // intents by status
-	Reasons      map[string]int  // intents by "status reason"; only asked when nothing is charging
-	AtEnd        map[string]bool // consumer groups that have recorded all there is
-	Away         error           // of the database
+	Expect   published
+	Sent     int // messages acknowledged, over both brokers
+	Spooled  int // messages that the Solace queue got
+	Waiting  int // of those, the ones that nobody has acknowledged
+	Counters counters
+	Sources  map[string]counters // by source
+	Statuses map[string]int      // intents by status
+	Reasons  map[string]int      // intents by "status reason"; only asked when nothing is charging
+	AtEnd    map[string]bool     // consumer groups that have recorded all there is
+	Away     error               // of the database
 }
 
 // counters are what the ingestors counted, over all partitions.
 type counters struct {
-	Intents, Duplicates, Redeliveries, Conflicts, Quarantined int
+	Intents      int `json:"intents"`
+	Duplicates   int `json:"duplicates"`
+	Redeliveries int `json:"redeliveries"`
+	Conflicts    int `json:"conflicts"`
+	Quarantined  int `json:"quarantined"`
 }
 
 func (c counters) objects() int {
@@ -80,9 +88,14 @@ func (c counters) objects() int {
 func (w *watcher) look(ctx context.Context) (state, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, pollTimeout, fmt.Errorf("no answer within %s", pollTimeout))
 	defer cancel()
-	s := state{AtEnd: map[string]bool{}}
+	s := state{AtEnd: map[string]bool{}, Expect: w.expect}
 	var err error
-	if s.Counters, err = readCounters(ctx, w.pool); err != nil {
+	if w.broker != nil { // first: what it says is acknowledged was recorded before
+		if s.Spooled, s.Waiting, err = w.broker.look(ctx); err != nil {
+			return s, err
+		}
+	}
+	if s.Counters, s.Sources, err = readCounters(ctx, w.pool); err != nil {
 		return s, err
 	}
 	if s.Statuses, err = countBy(ctx, w.pool, "SELECT status, count(*) FROM billing.intents GROUP BY 1"); err != nil {
@@ -91,20 +104,42 @@ func (w *watcher) look(ctx context.Context) (state, error) {
 	if err := w.lookAtGroups(ctx, s.AtEnd); err != nil {
 		return s, err
 	}
-	if s.AtEnd[mainGroup] && s.Statuses["charging"] == 0 {
+	if allRecorded(s) && s.Statuses["charging"] == 0 {
 		s.Reasons, err = countBy(ctx, w.pool, "SELECT status || ' ' || status_reason, count(*) FROM finance.intents GROUP BY 1")
 	}
 	return s, err
 }
 
-func readCounters(ctx context.Context, pool *pgxpool.Pool) (c counters, err error) {
-	err = pool.QueryRow(ctx, `SELECT coalesce(sum(intents), 0), coalesce(sum(duplicates), 0), coalesce(sum(redeliveries), 0),
-		coalesce(sum(conflicts), 0), coalesce(sum(quarantined), 0) FROM billing.source_counters WHERE namespace = $1`, namespace).
-		Scan(&c.Intents, &c.Duplicates, &c.Redeliveries, &c.Conflicts, &c.Quarantined)
-	if err != nil {
-		return c, fmt.Errorf("read the ingestors' counters: %w", err)
+func (c counters) plus(o counters) counters {
+	return counters{
+		c.Intents + o.Intents, c.Duplicates + o.Duplicates, c.Redeliveries + o.Redeliveries, c.Conflicts + o.Conflicts, c.Quarantined + o.Quarantined,
 	}
-	return c, nil
+}
+
+// The sources, as the ingestors name themselves.
+const (
+	sourceHub    = "eventhubs"
+	sourceSolace = "solace"
+)
+
+func readCounters(ctx context.Context, pool *pgxpool.Pool) (all counters, bySource map[string]counters, err error) {
+	rows, err := pool.Query(ctx, `SELECT source, sum(intents)::bigint, sum(duplicates)::bigint, sum(redeliveries)::bigint, sum(conflicts)::bigint,
+		sum(quarantined)::bigint FROM billing.source_counters WHERE namespace = $1 GROUP BY source`, namespace)
+	if err != nil {
+		return all, nil, fmt.Errorf("read the ingestors' counters: %w", err)
+	}
+	bySource = map[string]counters{}
+	var source string
+	var c counters
+	_, err = pgx.ForEachRow(rows, []any{&source, &c.Intents, &c.Duplicates, &c.Redeliveries, &c.Conflicts, &c.Quarantined}, func() error {
+		bySource[source] = c
+		all = all.plus(c)
+		return nil
+	})
+	if err != nil {
+		return all, nil, fmt.Errorf("read the ingestors' counters: %w", err)
+	}
+	return all, bySource, nil
 }
 
 // countBy reads rows of a text and a number.
@@ -195,6 +230,12 @@ func groupAtEnd(group string) func(state) bool {
 	return func(s state) bool { return s.AtEnd[group] }
 }
 
+// allRecorded is true when the ingestors have recorded all that is published over either broker.
+func allRecorded(s state) bool { return s.AtEnd[mainGroup] && s.queueDone() }
+
+// queueDone is true when the Solace queue got everything, and all of it is acknowledged.
+func (s state) queueDone() bool { return s.Spooled >= s.Expect.OverSolace && s.Waiting == 0 }
+
 // atRest is true when nothing will move any more without a person.
 func atRest(s state) bool { return len(restless(s)) == 0 }
 
@@ -204,11 +245,14 @@ func restless(s state) []string {
 	if s.Away != nil {
 		out = append(out, "the database is away: "+s.Away.Error())
 	}
-	if s.Sent < s.Events {
-		out = append(out, fmt.Sprintf("%d of %d events are published", s.Sent, s.Events))
+	if s.Sent < s.Expect.Events {
+		out = append(out, fmt.Sprintf("%d of %d events are published", s.Sent, s.Expect.Events))
 	}
 	if !s.AtEnd[mainGroup] {
 		out = append(out, fmt.Sprintf("the ingestors have not recorded the whole hub: %d objects so far", s.Counters.objects()))
+	}
+	if !s.queueDone() {
+		out = append(out, fmt.Sprintf("of %d messages over Solace %d are published and %d not acknowledged", s.Expect.OverSolace, s.Spooled, s.Waiting))
 	}
 	if n := s.Statuses["charging"]; n > 0 {
 		out = append(out, fmt.Sprintf("%d intents are charging", n))

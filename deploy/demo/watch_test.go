@@ -11,7 +11,7 @@ import (
 
 func restingState() state {
 	return state{
-		Sent: 10, Events: 10, Statuses: map[string]int{"charged": 8, "pending": 2}, AtEnd: map[string]bool{mainGroup: true},
+		Expect: published{Events: 10, Objects: 10, Intents: 10, OverSolace: 3}, Sent: 10, Spooled: 3, Statuses: map[string]int{"charged": 8, "pending": 2}, AtEnd: map[string]bool{mainGroup: true},
 		Reasons: map[string]int{"charged charged": 8, "pending conflict": 1, "pending no_run": 1},
 	}
 }
@@ -25,6 +25,8 @@ func TestRestIsNotSeenTooEarly(t *testing.T) {
 	}{
 		"still publishing":     {func(s *state) { s.Sent = 9 }, "9 of 10 events are published"},
 		"hub not read":         {func(s *state) { s.AtEnd = nil }, "have not recorded the whole hub"},
+		"not all over Solace":  {func(s *state) { s.Spooled = 2 }, "of 3 messages over Solace 2 are published"},
+		"not acknowledged":     {func(s *state) { s.Waiting = 1 }, "1 not acknowledged"},
 		"call on its way":      {func(s *state) { s.Statuses["charging"] = 1; s.Reasons = nil }, "1 intents are charging"},
 		"queued":               {func(s *state) { s.Reasons["pending queued"] = 3 }, "3 intents are pending (queued)"},
 		"reasons not yet read": {func(s *state) { s.Reasons = nil }, "not read yet"},
@@ -45,7 +47,7 @@ func TestPlainProgressDoesNotRepeatItself(t *testing.T) {
 	var out bytes.Buffer
 	d := newDisplay(&out)
 	for range 5 {
-		d.progress(restingState(), published{Objects: 10, Intents: 10})
+		d.progress(restingState())
 	}
 	d.say("something happens")
 	d.end()
@@ -58,11 +60,11 @@ func TestBarsAreRemovedFromATerminal(t *testing.T) {
 	var out bytes.Buffer
 	d := newDisplay(&out)
 	d.terminal = true
-	d.progress(restingState(), published{Objects: 10, Intents: 10})
+	d.progress(restingState())
 	d.say("something happens")
-	d.progress(restingState(), published{Objects: 10, Intents: 10})
+	d.progress(restingState())
 	d.end()
-	d.progress(restingState(), published{Objects: 10, Intents: 10}) // a late look
+	d.progress(restingState()) // a late look
 	require.Equal(t, []string{"something happens"}, screen(out.String()))
 }
 

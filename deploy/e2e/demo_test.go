@@ -62,7 +62,12 @@ type demoSummary struct {
 	StripeCharges int            `json:"stripe_charges"`
 	DoubleCharges int            `json:"double_charges"`
 	Lost          int            `json:"lost"`
+	OverBoth      int            `json:"over_both"`
 	Reasons       map[string]int `json:"pending_reasons"`
+	Brokers       map[string]struct {
+		Events  int `json:"events"`
+		Intents int `json:"intents"`
+	} `json:"brokers"`
 }
 
 func requireGoodSummary(t *testing.T, path string) {
@@ -88,6 +93,22 @@ func requireGoodSummary(t *testing.T, path string) {
 	require.GreaterOrEqual(t, s.Quarantined, s.Events/100)
 	require.GreaterOrEqual(t, s.CardDeclined, s.Events*2/100)
 	require.Positive(t, s.Redeliveries)
+	requireBothBrokers(t, s)
+}
+
+func requireBothBrokers(t *testing.T, s demoSummary) {
+	t.Helper()
+	cgo, err := exec.CommandContext(t.Context(), "go", "env", "CGO_ENABLED").Output()
+	require.NoError(t, err)
+	if strings.TrimSpace(string(cgo)) == "0" {
+		require.NotContains(t, s.Brokers, "solace", "its client is a C library")
+		return
+	}
+	require.GreaterOrEqual(t, s.OverBoth, 50)
+	require.Equal(t, s.Events, s.Brokers["eventhubs"].Events+s.Brokers["solace"].Events)
+	require.Greater(t, s.Brokers["solace"].Events, s.OverBoth)
+	require.Positive(t, s.Brokers["solace"].Intents)
+	require.Equal(t, s.Intents, s.Brokers["eventhubs"].Intents+s.Brokers["solace"].Intents)
 }
 
 // buildPrograms builds what the demonstration runs.
@@ -102,7 +123,8 @@ func buildPrograms(t *testing.T) string {
 	}))
 	bin := t.TempDir()
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin+"/", //nolint:gosec // in the test's own folder
-		"chargeonce/sql/cmd/migrate", "chargeonce/ingest/cmd/ingest-eventhubs", "chargeonce/charger/cmd/charger",
+		"chargeonce/sql/cmd/migrate", "chargeonce/ingest/cmd/ingest-eventhubs", "chargeonce/ingest/cmd/ingest-solace",
+		"chargeonce/ingest/solace/cmd/publish-solace", "chargeonce/charger/cmd/charger",
 		"chargeonce/deploy/standin", "chargeonce/deploy/demo")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, string(out))
