@@ -217,7 +217,7 @@ func newReader(path string, content io.Reader, cfg Config, read *atomic.Int64) (
 	case formatEmpty:
 		r = &brokenFile{}
 	case FormatAuto:
-		err = errNoFormat
+		err = ErrNoFormat
 	default:
 		err = fmt.Errorf("format %q is none of auto, ndjson, json, csv, avro", format)
 	}

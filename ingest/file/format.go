@@ -50,8 +50,8 @@ func takes(name string) bool {
 	return false
 }
 
-// errNoFormat says that neither content nor name tell how a file is to be read.
-var errNoFormat = errors.New("the format cannot be told")
+// ErrNoFormat says that neither content nor name tell how a file is to be read: Config.Format can.
+var ErrNoFormat = errors.New("the format cannot be told")
 
 // detect tells the format of the file of that name by its first bytes.
 func detect(name string, in *input) (Format, error) {
@@ -68,14 +68,14 @@ func detect(name string, in *input) (Format, error) {
 		return FormatCapture, nil
 	}
 	if bytes.HasPrefix(head, []byte("\xff\xfe")) || bytes.HasPrefix(head, []byte("\xfe\xff")) {
-		return "", fmt.Errorf("%w: the text is UTF-16, save it as UTF-8", errNoFormat)
+		return "", fmt.Errorf("%w: the text is UTF-16, save it as UTF-8", ErrNoFormat)
 	}
 	if format := textFormat(name); format != "" {
 		return format, nil
 	}
 	switch text := bytes.TrimLeft(head, jsonSpace); {
 	case len(text) == 0 && err == nil:
-		return "", fmt.Errorf("%w: it begins with %d bytes of white space", errNoFormat, len(head))
+		return "", fmt.Errorf("%w: it begins with %d bytes of white space", ErrNoFormat, len(head))
 	case len(text) == 0:
 		return FormatNDJSON, nil // blank or broken from the start: says so itself
 	case text[0] == '[':
@@ -87,7 +87,7 @@ func detect(name string, in *input) (Format, error) {
 	case ending(name) == ".avro":
 		return FormatCapture, nil
 	}
-	return "", fmt.Errorf("%w from its first bytes", errNoFormat)
+	return "", fmt.Errorf("%w from its first bytes", ErrNoFormat)
 }
 
 const jsonSpace = " \t\r\n"

@@ -136,7 +136,7 @@ func FuzzHeaderRow(f *testing.F) {
 	f.Fuzz(func(t *testing.T, content []byte) {
 		_, err := readAll(t, "x.csv", content, Config{MaxBodyBytes: fuzzLimit})
 		if err != nil {
-			require.True(t, errors.Is(err, ErrHeader) || errors.Is(err, errNoFormat), "%v", err)
+			require.True(t, errors.Is(err, ErrHeader) || errors.Is(err, ErrNoFormat), "%v", err)
 		}
 	})
 }

@@ -227,7 +227,7 @@ func TestFormatIsToldByContentAndName(t *testing.T) {
 			got, err := detect(test.name, in)
 			require.Equal(t, test.want, got)
 			if test.problem != "" {
-				require.ErrorIs(t, err, errNoFormat)
+				require.ErrorIs(t, err, ErrNoFormat)
 				require.Contains(t, err.Error(), test.problem)
 			}
 		})

@@ -175,7 +175,11 @@ func fileError(err error) error {
 	if !ok {
 		return err
 	}
-	return &daemon.SettingError{Setting: shown(path.Path), Problem: "cannot be imported, and nothing was recorded", Cure: path.Err.Error()}
+	cure := path.Err.Error()
+	if errors.Is(err, file.ErrNoFormat) {
+		cure += "; --format says how a file holds events"
+	}
+	return &daemon.SettingError{Setting: shown(path.Path), Problem: "cannot be imported, and nothing was recorded", Cure: cure}
 }
 
 func registerError(err error) error {
