@@ -149,7 +149,8 @@ func TestM17ConflictAndSameCustomerWaitForAPerson(t *testing.T) {
 	b.open(t, "1000.00", "usd")
 	start(t, b.config(t))
 	b.untilStatus(t, schema.StatusCharged, ids[1], ids[3])
-	b.until(t, ids[0], func(in intentNow) bool { return in.Reason == string(schema.ReasonConflict) })
+	in := b.until(t, ids[0], func(in intentNow) bool { return in.Reason == string(schema.ReasonConflict) })
+	require.Nil(t, in.Reserved, "what waits takes nothing from the cap, and no job")
 	b.until(t, ids[2], func(in intentNow) bool { return in.Reason == string(schema.ReasonSameCustomer) })
 	b.once(t, 1000, ids[1], ids[3])
 }

@@ -173,12 +173,15 @@ func TestM16NeverSentKeepsItsKey(t *testing.T) {
 func TestM16NewTermsGoOutUnderTheNextKey(t *testing.T) {
 	t.Parallel()
 	b := setup(t, stripetest.Config{})
-	ids := b.intend(t, 1000, "usd", "cus_1_missing", "cus_2")
+	b.stripe.AddCustomer(stripetest.Customer{ID: "cus_3", DefaultPaymentMethod: "pm_3", Decline: "insufficient_funds"})
+	ids := b.intend(t, 1000, "usd", "cus_1_missing", "cus_2", "cus_3")
 	b.open(t, "100.00", "usd")
 	stop := start(t, b.config(t))
 	b.untilStatus(t, schema.StatusParked, ids[0]) // Stripe does not know the customer
 	b.untilStatus(t, schema.StatusCharged, ids[1])
+	b.untilStatus(t, schema.StatusCardDeclined, ids[2])
 	stop()
+	b.stripe.AddCustomer(stripetest.Customer{ID: "cus_3", DefaultPaymentMethod: "pm_3"})
 	o := b.person(t)
 	_, err := o.Correct(t.Context(), ids[1], NewTerms{Amount: new("9.00")})
 	requireRefused(t, err, "is charged")
@@ -189,13 +192,16 @@ func TestM16NewTermsGoOutUnderTheNextKey(t *testing.T) {
 	b.requireAllocated(t)
 	_, err = o.Correct(t.Context(), ids[0], NewTerms{Amount: new("9.00")})
 	requireRefused(t, err, "has these terms already", "intents retry")
+	renewed, err = o.Correct(t.Context(), ids[2], NewTerms{Amount: new("8.00")})
+	require.NoError(t, err)
+	require.Equal(t, int32(2), renewed.KeyGeneration, "generation 1 was sent, with other terms")
 	start(t, b.config(t))
-	b.untilStatus(t, schema.StatusCharged, ids[0])
+	b.untilStatus(t, schema.StatusCharged, ids[0], ids[2])
 	var amounts []int64
 	for _, charge := range b.stripe.Charges() {
 		amounts = append(amounts, charge.Amount)
 	}
-	require.Equal(t, []int64{1000, 900}, amounts)
+	require.ElementsMatch(t, []int64{1000, 900, 800}, amounts)
 	require.Empty(t, b.stripe.DoubleCharges())
 	b.requireAllocated(t)
 	var kept string
