@@ -73,7 +73,7 @@ func TestLateUnknownDoesNotReopenWhatALookUpResolved(t *testing.T) {
 	b.once(t, 1000, id)
 }
 
-func TestDeclineThatLostItsClaimLeavesANewerSendInDoubt(t *testing.T) {
+func TestM13DeclineThatLostItsClaimLeavesANewerSendInDoubt(t *testing.T) {
 	t.Parallel()
 	b := setup(t, stripetest.Config{})
 	id := b.intend(t, 1000, "usd", "cus_1")[0]
@@ -129,7 +129,7 @@ func TestM13ChargeIDHeldByAnotherIntentParks(t *testing.T) {
 	require.Equal(t, "paused", b.run(t).Status)
 }
 
-func TestTermsCorrectedBeforeTheFirstSendAreReadAgain(t *testing.T) {
+func TestM16TermsCorrectedBeforeTheFirstSendAreReadAgain(t *testing.T) {
 	t.Parallel()
 	b := setup(t, stripetest.Config{})
 	id := b.intend(t, 1000, "usd", "cus_1")[0]

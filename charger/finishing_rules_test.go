@@ -193,7 +193,7 @@ func TestM14ThirdLostJobWithoutAFinishedCallParks(t *testing.T) {
 	b := setup(t, stripetest.Config{})
 	s := b.stepper(t, b.config(t), "lost", "cus_1")
 	s.dispatched(t)
-	for range maxRedispatches {
+	for range 3 {
 		b.exec(t, `DELETE FROM river.river_job`)
 		require.NoError(t, s.w.sweepRun(t.Context(), s.runNow(t).ID))
 		require.Equal(t, 1, s.jobs(t))

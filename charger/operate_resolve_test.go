@@ -227,6 +227,25 @@ func TestM12NotChargedIsRefusedTooEarly(t *testing.T) {
 	requireRefused(t, err, "pending", "nothing that was sent for it is in doubt")
 }
 
+// The first send is days old, the last one is not.
+func TestM12NotChargedCountsFromTheLastSendInDoubt(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	id := b.intend(t, 1000, "usd", "cus_1")[0]
+	b.open(t, "100.00", "usd")
+	b.doubt(t, id, false)
+	b.later(t, id, 80*time.Hour)
+	b.doubt(t, id, false)
+	require.Equal(t, 2, b.intent(t, id).Unresolved)
+	_, err := b.asker(t).ResolveNotCharged(t.Context(), b.person(t), id)
+	requireRefused(t, err, "72h0m0s", "try again in 72h")
+	require.Equal(t, 2, b.intent(t, id).Unresolved)
+	b.later(t, id, 73*time.Hour)
+	_, err = b.asker(t).ResolveNotCharged(t.Context(), b.person(t), id)
+	require.NoError(t, err)
+	require.Zero(t, b.intent(t, id).Unresolved)
+}
+
 func TestM12NotChargedIsRefusedOnAnythingFound(t *testing.T) {
 	t.Parallel()
 	failing := func(path string, do stripetest.Action) *stripetest.Fault {

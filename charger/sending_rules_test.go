@@ -287,6 +287,44 @@ func TestM03LookUpThatFailsAfterTheWindowSendsNothing(t *testing.T) {
 	}
 }
 
+// Nobody sends for half an hour after the look-up that found nothing: what it permitted is over, and the send gets its own.
+func TestM03LookUpOfLongAgoPermitsNothing(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	s := b.stepper(t, b.config(t), "old", "cus_1")
+	s.fault(t, stripetest.Fault{Do: stripetest.CloseBeforeEffect})
+	require.Error(t, s.work(t).err)
+	_, err := b.runs(t).Pause(t.Context(), s.run, "test", "a look at it")
+	require.NoError(t, err)
+	b.later(t, s.id, 25*time.Hour)
+	require.ErrorContains(t, s.work(t).err, lookUpsOnly)
+	require.Equal(t, []string{"create:unknown", "look_up:absent"}, s.now(t).Results)
+	b.later(t, s.id, 30*time.Minute)
+	_, err = b.runs(t).Resume(t.Context(), s.run, "test", "looked at")
+	require.NoError(t, err)
+	require.NoError(t, s.work(t).err)
+	require.Equal(t, []string{"create:unknown", "look_up:absent", "look_up:absent", "create:charged"}, s.now(t).Results)
+	s.requireOnce(t)
+}
+
+// The run is paused between dispatch and claim.
+func TestM03ReservationSurvivesTheReturnToPending(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	s := b.stepper(t, b.config(t), "returned", "cus_1")
+	s.dispatched(t)
+	_, err := b.runs(t).Pause(t.Context(), s.run, "test", "a look at it")
+	require.NoError(t, err)
+	require.NoError(t, s.work(t).err)
+	require.Equal(t, "pending/run_paused", s.now(t).Status+"/"+s.now(t).Reason)
+	require.Equal(t, new(int64(steppedAmount)), s.now(t).Reserved)
+	_, err = b.runs(t).Resume(t.Context(), s.run, "test", "looked at")
+	require.NoError(t, err)
+	require.NoError(t, s.work(t).err)
+	s.requireOnce(t)
+	require.Equal(t, int64(steppedAmount), s.runNow(t).AllocatedCents, "reserved once")
+}
+
 // A payment that is under way is followed by its id for as long as it takes: past the key's window, after restarts, by any
 // process.
 func TestM05ObjectOnceKnownIsOnlyReadById(t *testing.T) {
@@ -599,4 +637,24 @@ func TestM17ConflictThatComesLateIsSeenBeforeTheFirstSend(t *testing.T) {
 	b.exec(t, `UPDATE billing.intents SET status_reason = 'queued' WHERE id = $1`, s.id)
 	require.NoError(t, s.work(t).err)
 	s.requireOnce(t)
+}
+
+// The same customer at Stripe is billed by two streams, each with a run of its own.
+func TestM17SameStripeCustomerInAnotherNamespaceWaits(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	first := b.stepper(t, b.config(t), "first", "cus_1")
+	require.NoError(t, first.work(t).err)
+	first.requireOnce(t)
+	second := b.stepper(t, b.config(t), "second", "cus_1")
+	second.work(t)
+	require.Equal(t, "pending/same_customer", second.now(t).Status+"/"+second.now(t).Reason)
+	require.Nil(t, second.now(t).Reserved, "what waits takes nothing from the cap")
+	require.Empty(t, second.posts(t))
+
+	// A namespace that was registered as one with many obligations of a customer does not ask.
+	many := b.stepper(t, b.config(t), "many", "cus_1")
+	b.exec(t, `UPDATE billing.namespaces SET many_per_stripe_customer = true WHERE namespace = 'many'`)
+	require.NoError(t, many.work(t).err)
+	many.requireOnce(t)
 }

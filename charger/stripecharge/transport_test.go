@@ -138,6 +138,26 @@ func TestM04IdleConnectionIsNotReused(t *testing.T) {
 	require.Len(t, dialled, 3)
 }
 
+// Should a connection ever be made that is not one of the transport's own, nothing stands in front of its Write: no whole
+// request goes out there.
+func TestM04ConnectionWithoutAGateCarriesNoCharge(t *testing.T) {
+	t.Parallel()
+	var whole atomic.Int64
+	url, _ := countedServer(t, func(w http.ResponseWriter, r *http.Request) {
+		if body, err := io.ReadAll(r.Body); err == nil && len(body) > 0 {
+			whole.Add(1)
+		}
+		_, _ = io.WriteString(w, `{}`)
+	})
+	transport := NewTransport()
+	transport.base.DialContext = new(net.Dialer).DialContext
+	client := newTestClient(t, Config{Transport: transport, URL: url, Key: testKey})
+	answer := client.Create(t.Context(), testRequest(t, APIPaymentIntents, "cus_1"), soon())
+	require.Equal(t, ClassNotSent, answer.Class, "%v", answer.Err)
+	require.ErrorContains(t, answer.Err, errNoGate.Error())
+	require.Zero(t, whole.Load())
+}
+
 func TestM04ProcessTransportKeepsTheLimit(t *testing.T) {
 	t.Parallel()
 	transport := NewTransport()
