@@ -51,7 +51,7 @@ func holdProcess(databaseURL string) int {
 		}
 		c, err := New(Config{
 			Pool: pool, RiverPool: riverPool, ID: fmt.Sprintf("held-%d", os.Getpid()), Workers: 4, RatePerSecond: 10_000,
-			CallTimeout: time.Second, DispatchEvery: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+			CallTimeout: 5 * time.Second, DispatchEvery: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 			Keys: KeysConfig{Issuer: given, StripeURL: os.Getenv(holdStripeEnv), Transport: stripecharge.NewTransport()},
 			Hold: holdUntilTold(os.Getenv(holdPointEnv)),
 		})
