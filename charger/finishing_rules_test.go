@@ -92,6 +92,22 @@ func TestM08UnmarkedChargeParksWithTheEvidence(t *testing.T) {
 	}
 }
 
+// Ours was charged, and one beside it that nobody marked may be ours too: which one is the payment is for a person.
+func TestM08UnmarkedChargeBesideOursParks(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	s := b.stepper(t, b.config(t), "beside", "cus_1")
+	s.crashes(t)
+	made := b.chargeByHand(t, "cus_1", steppedAmount)
+	s.age(t, time.Hour)
+	s.restart(t, b.config(t))
+	require.NoError(t, s.work(t).err)
+	in := s.now(t)
+	require.Equal(t, "parked/mismatch", in.Status+"/"+in.Reason)
+	require.Contains(t, *in.Detail, made)
+	require.Equal(t, 1, in.Unresolved)
+}
+
 // The bank says that it saw the payment just before: another one of this sum is looked for before the decline counts.
 func TestM08DuplicateTransactionBesideAnotherChargeParks(t *testing.T) {
 	t.Parallel()

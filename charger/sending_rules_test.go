@@ -435,6 +435,26 @@ func TestM07AbsenceFromBeforeALeaseEndedDoesNotCount(t *testing.T) {
 	s.requireOnce(t)
 }
 
+// Stripe's lists show nothing, twice: the send is in doubt as before.
+func TestM07AbsenceResolvesNothing(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	s := b.stepper(t, b.config(t), "nothing", "cus_1")
+	s.fault(t, stripetest.Fault{Do: stripetest.CloseBeforeEffect})
+	require.Error(t, s.work(t).err)
+	_, err := b.runs(t).Pause(t.Context(), s.run, "test", "a look at it")
+	require.NoError(t, err)
+	for range 2 {
+		s.age(t, time.Hour)
+		require.ErrorContains(t, s.work(t).err, lookUpsOnly)
+	}
+	in := s.now(t)
+	require.Equal(t, []string{"create:unknown", "look_up:absent", "look_up:absent"}, in.Results)
+	require.Equal(t, "charging/in_doubt", in.Status+"/"+in.Reason)
+	require.Equal(t, 1, in.Unresolved)
+	require.Equal(t, new(int64(steppedAmount)), in.Reserved)
+}
+
 func TestM10LookUpsComeAtOneFiveThirtyMinutesAndThenHourly(t *testing.T) {
 	t.Parallel()
 	want := []time.Duration{time.Minute, 5 * time.Minute, 30 * time.Minute, 90 * time.Minute, 150 * time.Minute, 210 * time.Minute}
