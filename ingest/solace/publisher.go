@@ -128,16 +128,16 @@ func (p *Publisher) Publish(ctx context.Context, body string) error {
 		p.free <- struct{}{}
 		return err
 	}
-	p.sent++
-	err := p.send(body)
-	if err != nil {
+	number := p.sent + 1
+	if err := p.send(body, number); err != nil {
 		p.free <- struct{}{}
-		return fmt.Errorf("%w: number %d: %w", ErrNotTaken, p.sent, err)
+		return fmt.Errorf("%w: number %d: %w", ErrNotTaken, number, err)
 	}
+	p.sent = number
 	return nil
 }
 
-func (p *Publisher) send(body string) error {
+func (p *Publisher) send(body string, number int) error {
 	var m message.OutboundMessage
 	var err error
 	if p.asBytes {
@@ -149,7 +149,7 @@ func (p *Publisher) send(body string) error {
 		return fmt.Errorf("make a message: %w", err)
 	}
 	defer m.Dispose()
-	if err := p.publisher.Publish(m, p.topic, nil, p.sent); err != nil {
+	if err := p.publisher.Publish(m, p.topic, nil, number); err != nil {
 		return fmt.Errorf("publish: %w", err)
 	}
 	return nil

@@ -21,8 +21,12 @@ import (
 
 const name = "publish-solace"
 
-// maxLineBytes bounds one line, and so one message's body.
-const maxLineBytes = 8 << 20
+const (
+	// maxLineBytes bounds one line, and so one message's body.
+	maxLineBytes = 8 << 20
+	// maxRate is one message a nanosecond, the shortest interval that a ticker has.
+	maxRate = int(time.Second)
+)
 
 func main() {
 	daemon.Main(daemon.About{
@@ -62,8 +66,8 @@ func (c *settings) Validate() error {
 	if c.Topic != "" && c.Queue != "" {
 		return &daemon.SettingError{Setting: "--topic", Problem: "and --queue are both given", Cure: "give one of them"}
 	}
-	if c.Rate < 0 {
-		return &daemon.SettingError{Setting: "--rate", Problem: fmt.Sprintf("cannot be %d", c.Rate), Cure: "give messages per second, or 0"}
+	if c.Rate < 0 || c.Rate > maxRate {
+		return &daemon.SettingError{Setting: "--rate", Problem: fmt.Sprintf("cannot be %d", c.Rate), Cure: fmt.Sprintf("give 1 to %d messages per second, or 0", maxRate)}
 	}
 	if err := c.connection().Validate(); err != nil {
 		return &daemon.SettingError{Setting: "SOLACE_HOST, SOLACE_VPN or SOLACE_TRUST_STORE", Problem: "cannot be used (" + err.Error() + ")"}
@@ -89,6 +93,9 @@ func run(ctx context.Context, log *slog.Logger, cfg *settings, in io.Reader, out
 	taken, closeErr := publisher.Close()
 	log.InfoContext(ctx, "published", slog.Int("messages", taken), slog.Duration("took", time.Since(started)))
 	fmt.Fprintf(out, "%d messages taken by the broker\n", taken)
+	if closeErr != nil && errors.Is(err, solace.ErrNotTaken) {
+		return closeErr //nolint:wrapcheck // it names the first of all messages that were not taken
+	}
 	return errors.Join(err, closeErr)
 }
 
