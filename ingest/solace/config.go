@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -159,13 +160,22 @@ func (c Config) hosts() ([]*url.URL, error) {
 			host = "tcp://" + host // as the client understands it
 		}
 		u, err := url.Parse(host)
-		if err != nil || u.Hostname() == "" || u.Path != "" || u.User != nil || u.RawQuery != "" ||
+		if err != nil || u.Hostname() == "" || u.Path != "" || u.User != nil || u.RawQuery != "" || !isPort(u) ||
 			u.Scheme != "tcp" && u.Scheme != "tcps" && u.Scheme != "ws" && u.Scheme != "wss" {
 			return nil, fmt.Errorf("%w: %q, it must look like tcps://HOST:55443,tcps://HOST:55443", ErrHosts, redact(host))
 		}
 		all = append(all, u)
 	}
 	return all, nil
+}
+
+// isPort says whether the port can be one, where there is one. A second one is taken for a part of the host.
+func isPort(u *url.URL) bool {
+	if strings.Contains(u.Hostname(), ":") && !strings.HasPrefix(u.Host, "[") {
+		return false
+	}
+	port, err := strconv.ParseUint(u.Port(), 10, 16)
+	return u.Port() == "" || err == nil && port > 0
 }
 
 // redact cuts what stands before an @, where some write a password.

@@ -131,6 +131,36 @@ func TestDatabaseAwayStopsReadingAndIsNotReady(t *testing.T) {
 	r.ready(t)
 }
 
+func TestBatchThatIsGivenUpIsToldWithTheReason(t *testing.T) {
+	t.Parallel()
+	b := setup(t, solacetest.Config{})
+	url, proxy := sourcetest.Through(t, b.db.As(sql.RoleIngest))
+	pool, err := pgxpool.New(t.Context(), url)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	cfg := quick(b.Server)
+	cfg.StopGrace = 100 * time.Millisecond
+	r := b.runOn(t, cfg, pool)
+	r.ready(t)
+	proxy.Cut()
+	b.put(t, "a", 10)
+	away := func() bool {
+		err := r.Check(t.Context())
+		return err != nil && strings.Contains(err.Error(), "database")
+	}
+	eventually(t, away, "a batch waits for the database")
+	b.DropConnections()
+	eventually(t, func() bool { return r.metric(t, "restarts_total") > 0 }, "given up with its connection")
+	require.Regexp(t, "the grace for the batch in hand is over: the (connection|flow) ended: ", b.logs.String())
+	eventually(t, away, "the next one waits too")
+	r.stop()
+	require.Contains(t, b.logs.String(), "ending without the batch in hand, which comes again")
+	proxy.Mend()
+	b.run(t, quick(b.Server))
+	b.acked(t, 10)
+	require.EqualValues(t, 10, b.counters(t).Intents)
+}
+
 // One that dies in a batch of many must not have them all come again, and one consumer may not hold what others could record.
 func TestUnacknowledgedMessagesAreBounded(t *testing.T) {
 	t.Parallel()

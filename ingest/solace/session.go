@@ -35,7 +35,7 @@ func (s *Source) session(ctx context.Context) error {
 	reading, endReading := context.WithCancelCause(ctx)
 	defer endReading(nil)
 	stop := context.AfterFunc(reading, func() {
-		timer := time.AfterFunc(s.cfg.StopGrace, func() { endRecording(errors.New("the grace for the batch in hand is over")) })
+		timer := time.AfterFunc(s.cfg.StopGrace, func() { endRecording(fmt.Errorf("%w: %w", errGrace, context.Cause(reading))) })
 		context.AfterFunc(recording, func() { timer.Stop() })
 	})
 	defer stop()
@@ -51,6 +51,9 @@ func (s *Source) session(ctx context.Context) error {
 	s.setCurrent(nil, err)
 	return err
 }
+
+// errGrace says that a batch was given up. Its messages come again.
+var errGrace = errors.New("the grace for the batch in hand is over")
 
 // session is one connection with one flow, the client's bind to the queue.
 type session struct {

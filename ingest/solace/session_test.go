@@ -4,6 +4,7 @@ package solace_test
 
 import (
 	"fmt"
+	"regexp"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -272,6 +273,33 @@ func TestSilentQueueIsBoundAnew(t *testing.T) {
 	eventually(t, func() bool { return b.Counters().Binds >= 5 }, "bound anew and anew")
 	require.Equal(t, 0, r.metric(t, "restarts_total"), "nothing is wrong")
 	b.recovers(t, r, 0, 20)
+}
+
+// The pauses grew while the broker was away. Sessions that lived long since, if in silence, make them short again.
+func TestPauseIsShortAgainAfterSilentSessions(t *testing.T) {
+	t.Parallel()
+	b := setup(t, solacetest.Config{})
+	cfg := quick(b.Server)
+	cfg.RestartDelay, cfg.MaxRestartDelay, cfg.SilentAfter = 10*time.Millisecond, 300*time.Millisecond, 400*time.Millisecond
+	b.inject(t, solacetest.Fault{Kind: solacetest.FaultRefuseConnection})
+	r := b.run(t, cfg)
+	eventually(t, func() bool { return r.metric(t, "restarts_total") >= 8 }, "the longest pause")
+	b.inject(t, solacetest.Fault{Kind: solacetest.FaultClear})
+	r.ready(t)
+	binds := b.Counters().Binds
+	eventually(t, func() bool { return b.Counters().Binds > binds }, "bound anew after a silence")
+	r.ready(t)
+	pauses := func() [][]string {
+		return regexp.MustCompile(`starting another.* delay=(\S+)`).FindAllStringSubmatch(b.logs.String(), -1)
+	}
+	before := len(pauses())
+	eventually(t, func() bool {
+		b.DropConnections()
+		return len(pauses()) > before
+	}, "noticed")
+	pause, err := time.ParseDuration(pauses()[before][1])
+	require.NoError(t, err)
+	require.Less(t, pause, 2*cfg.RestartDelay)
 }
 
 func TestFailOverOfAPairLosesAndDoublesNothing(t *testing.T) {

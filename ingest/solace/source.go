@@ -25,14 +25,17 @@ func (s *Source) Run(ctx context.Context) error {
 		started := time.Now()
 		err := s.session(ctx)
 		if ctx.Err() != nil {
+			if errors.Is(err, errGrace) {
+				s.logger.WarnContext(ctx, "ending without the batch in hand, which comes again", slog.Any("error", err))
+			}
 			return nil
+		}
+		if time.Since(started) > s.cfg.MaxRestartDelay {
+			delay = s.cfg.RestartDelay
 		}
 		if errors.Is(err, errSilent) {
 			s.logger.DebugContext(ctx, "binding the silent queue anew", slog.Any("reason", err))
 			continue
-		}
-		if time.Since(started) > s.cfg.MaxRestartDelay {
-			delay = s.cfg.RestartDelay
 		}
 		// Those who lost one broker together must not come back together.
 		pause := min(delay/2+rand.N(delay), s.cfg.MaxRestartDelay) //nolint:gosec // no secret

@@ -164,6 +164,8 @@ func TestWrongSettingsSayWhichInOneSentence(t *testing.T) {
 		"unmigrated database":    {map[string]string{"DATABASE_URL": empty.URL}, nil, []string{"DATABASE_URL", "migrate up"}},
 		"no host":                {map[string]string{"SOLACE_HOST": ""}, nil, []string{"SOLACE_HOST", "is not set"}},
 		"host of another kind":   {map[string]string{"SOLACE_HOST": "https://broker"}, nil, []string{"SOLACE_HOST", "https://broker", "tcps://"}},
+		"two ports":              {map[string]string{"SOLACE_HOST": "tcps://broker:55443:55443"}, nil, []string{"SOLACE_HOST", "tcps://broker:55443:55443"}},
+		"impossible port":        {map[string]string{"SOLACE_HOST": "tcps://broker:554430"}, nil, []string{"SOLACE_HOST", "tcps://broker:554430"}},
 		"password in host":       {map[string]string{"SOLACE_HOST": "tcp://u:topsecret@broker"}, nil, []string{"SOLACE_HOST", "...@broker"}}, //nolint:gosec // a made-up password, which must not be shown
 		"no vpn":                 {map[string]string{"SOLACE_VPN": ""}, nil, []string{"SOLACE_VPN", "is not set"}},
 		"unknown vpn":            {map[string]string{"SOLACE_VPN": "nothere"}, nil, []string{"SOLACE_VPN", "no such message VPN"}},
