@@ -78,6 +78,42 @@ func TestM06CancelAnsweredWithAnotherObjectIsNoDecline(t *testing.T) {
 	require.Equal(t, "charging", in.Status, "%s, reserved %v, %v", in.Reason, in.Reserved, in.Results)
 }
 
+// A cancel whose end nobody knows leaves a payment intent that its payer may still pay: only one seen cancelled is a decline.
+func TestM06CancelWithoutAnAnswerIsNoDecline(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]stripetest.Fault{
+		"bad_gateway":  {Do: stripetest.BadGateway},
+		"api_error":    {Do: stripetest.APIError},
+		"rate_limit":   {Do: stripetest.RateLimit},
+		"empty_object": {Do: stripetest.EmptyObject},
+		"cut_body":     {Do: stripetest.CutBody},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, stripetest.Config{})
+			id := b.intend(t, 1000, "usd", "cus_1_decline_do_not_honor")[0]
+			b.open(t, "100.00", "usd")
+			h := byHand(t, b, id)
+			create := h.claims(t, id, stripecharge.OpCreate)
+			answer, found := h.send(t.Context(), create)
+			h.ends(t, create, answer, found)
+			fault.Match = stripetest.Match{Method: "POST"}
+			fault.Trigger = stripetest.Trigger{Count: 1}
+			require.NoError(t, b.stripe.AddFaults(fault))
+			cancel := h.claims(t, id, stripecharge.OpCancel)
+			answer, found = h.send(t.Context(), cancel)
+			h.ends(t, cancel, answer, found)
+			in := b.intent(t, id)
+			require.Equal(t, "charging/cancelling", in.Status+"/"+in.Reason)
+			require.NotNil(t, in.Reserved, "money can still follow")
+			start(t, b.config(t))
+			in = b.until(t, id, func(in intentNow) bool { return in.Status == "card_declined" })
+			require.Equal(t, "cancel:canceled", in.Results[len(in.Results)-1])
+			require.Nil(t, in.Reserved)
+		})
+	}
+}
+
 // An object that was made after the key's window says nothing about an earlier send, by whatever way it is refused.
 func TestM07ProcessingThatFailsAfterTheWindowDoesNotResolveTheFirstSend(t *testing.T) {
 	t.Parallel()
