@@ -3,6 +3,7 @@
 package solace_test
 
 import (
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -27,7 +28,7 @@ import (
 //	 6 solace-spring-cloud#13, #14, messages put back as new ones                                    TestReport06And07And12
 //	 7 solace-spring-cloud PR#270, negative acknowledgements need a broker of 10.2.1                 TestReport06And07And12
 //	 8 apache/beam#32596, recorded messages are not acknowledged in time                             TestReport08And09
-//	 9 apache/beam#36991, PR#37007, PR#38603, acknowledged before the work was committed             TestReport08And09, and ingest-solace's TestKilledBetweenCommitAndAcknowledgement
+//	 9 apache/beam#36991, PR#37007, PR#38603, acknowledged before the work was committed             TestReport08And09, TestReport09, and ingest-solace's TestKilledBetweenCommitAndAcknowledgement
 //	10 apache/beam PR#37164, the acknowledgement meets a consumer that is gone, a queue is deleted   TestReport05, TestQueueDeletedAndMadeAnewIsReadOn
 //	11 apache/beam#31965, sessions are left open                                                     TestReport11
 //	12 SolaceSamples/solace-samples-python#55, outcomes mixed up                                     TestReport06And07And12
@@ -136,6 +137,30 @@ func TestReport08And09CommitComesBeforeAcknowledgementAndTheAcknowledgementSoon(
 	require.Equal(t, map[string]int{"accepted": 2000}, said)
 	require.Zero(t, uncommitted, "acknowledged before they were committed")
 	require.Equal(t, ingest.Counts{Intents: 200, Duplicates: 1800}, b.counters(t))
+}
+
+// What was received together is committed in parts where it is large, and a part is no leave to acknowledge the next.
+func TestReport09OnlyTheCommittedPartOfABatchIsAcknowledged(t *testing.T) {
+	t.Parallel()
+	b := setup(t, solacetest.Config{})
+	o := b.watchOutcomes(t)
+	url, proxy := sourcetest.Through(t, b.db.As(sql.RoleIngest))
+	pool, err := pgxpool.New(t.Context(), url)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	const n, size = 6, 900 << 10 // five are more than a transaction takes
+	for i := range n {
+		b.putBody(t, strings.TrimSuffix(body(fmt.Sprint("a_", i), 100), "}")+`,"padding":"`+strings.Repeat("x", size)+`"}`)
+	}
+	proxy.SlowDown(1500 * time.Millisecond) // longer than the client waits to send an acknowledgement
+	cfg := quick(b.Server)
+	cfg.Linger = 500 * time.Millisecond
+	b.runOn(t, cfg, pool)
+	b.acked(t, n)
+	said, uncommitted := o.get()
+	require.Equal(t, map[string]int{"accepted": n}, said)
+	require.Zero(t, uncommitted, "acknowledged before they were committed")
+	require.Equal(t, ingest.Counts{Intents: n}, b.counters(t))
 }
 
 func TestReport11NothingIsLeftOpen(t *testing.T) {

@@ -26,7 +26,7 @@ import (
 //	it unbinds, the client binds by itself, and is refused or not heard TestBrokerUnbindReplayStarted, TestRebindOfTheClientThatIsNeverAnsweredIsNotTheEnd
 //	it unbinds for good, the connection stays                          TestUnbindByTheBrokerIsFollowedByAnotherBind, TestQueueShutdownIsWaitedFor, TestQueueDeletedAndMadeAnewIsReadOn
 //	it does either while the flow starts                               TestUnbindWhileTheFlowStartsIsNotTheEnd, TestFlowThatEndsDuringACallFreesNothingThatIsInUse
-//	it gives the messages of an exclusive queue to another             TestExclusiveHandOver
+//	it gives the messages of an exclusive queue to another             TestExclusiveHandOver, TestStandbyWhoseReBindIsRefusedIsNotReady
 //	its standby takes over                                             TestFailOverOfAPairLosesAndDoublesNothing
 
 func (b *bundle) inject(t *testing.T, f solacetest.Fault) {
@@ -227,6 +227,23 @@ func TestExclusiveHandOver(t *testing.T) {
 	b.recovers(t, second, 100, 50)
 	require.Equal(t, 50, second.metric(t, "received_total"))
 	require.Equal(t, 50, second.metric(t, "acked_total"))
+}
+
+// A flow that stood by is never told that it does not any more: only the connection's end tells of it, if the client keeps it at that.
+func TestStandbyWhoseReBindIsRefusedIsNotReady(t *testing.T) {
+	t.Parallel()
+	b := setup(t, solacetest.Config{Queues: []solacetest.Queue{{Name: queueName, Exclusive: true}}})
+	first := b.run(t, quick(b.Server))
+	eventually(t, func() bool { return first.metric(t, "active") == 1 }, "active")
+	second := b.run(t, quick(b.Server))
+	second.ready(t)
+	b.inject(t, solacetest.Fault{Kind: solacetest.FaultRefuseBind, Text: "Queue Shutdown"})
+	b.DropConnections()
+	eventually(t, func() bool { return second.metric(t, "restarts_total") > 3 }, "binds again and again")
+	require.ErrorContains(t, second.Check(t.Context()), "Queue Shutdown")
+	first.stop()
+	b.inject(t, solacetest.Fault{Kind: solacetest.FaultClear})
+	b.recovers(t, second, 0, 20)
 }
 
 // The client loses the news when the broker unbinds a flow that is just starting: it then takes the flow for alive, for ever.
