@@ -176,6 +176,7 @@ func TestWrongSettingEndsWithItsExitCode(t *testing.T) {
 		"control port taken":      {"eventhubs", "--listen", "127.0.0.1:0", "--control", taken},
 		"port taken for SMF":      {"solace", "--listen", taken, "--control", "127.0.0.1:0"},
 		"impossible topic":        {"solace", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--topic="},
+		"password of nobody":      {"solace", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--password", "p"},
 		"vault without Stripe":    {"vault", "--listen", "127.0.0.1:0"},
 		"vault with a bad Stripe": {"vault", "--listen", "127.0.0.1:0", "--stripe-url", "stripe.com"},
 		"no partitions":           {"eventhubs", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--partitions", "0"},

@@ -25,6 +25,9 @@ type solace struct {
 
 // Run is the command.
 func (s *solace) Run(ctx context.Context, env daemon.Env) error {
+	if s.Password != "" && s.User == "" {
+		return &daemon.SettingError{Setting: "--password", Problem: "is given without --user", Cure: "give both, or neither to let anybody in"}
+	}
 	control, err := listen(ctx, "--control", s.Control)
 	if err != nil {
 		return err

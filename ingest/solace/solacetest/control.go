@@ -7,8 +7,11 @@ import (
 	"net/http"
 )
 
-// maxScriptBytes bounds the body of a fault script.
-const maxScriptBytes = 1 << 20
+const (
+	// maxScriptBytes bounds the body of a fault script.
+	maxScriptBytes = 1 << 20
+	exampleScript  = `{"faults": [{"kind": "drop_connections"}]}`
+)
 
 // ControlHandler serves GET /_standin/ledger (with ?messages=1 the messages too) and POST /_standin/faults, whose body is
 // {"faults": [{"kind": "drop_connections"}, ...]}, carried out in order up to the first that fails.
@@ -34,7 +37,7 @@ func (s *Server) runScript(w http.ResponseWriter, r *http.Request) error {
 	in := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxScriptBytes))
 	in.DisallowUnknownFields()
 	if err := in.Decode(&script); err != nil {
-		return fmt.Errorf("read fault script: %w", err)
+		return fmt.Errorf("read fault script, which looks like %s: %w", exampleScript, err)
 	}
 	for i, f := range script.Faults {
 		if err := s.Inject(f); err != nil {

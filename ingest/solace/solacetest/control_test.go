@@ -80,6 +80,10 @@ func TestFaultScriptIsCarriedOutInOrder(t *testing.T) {
 		require.Equal(t, http.StatusBadRequest, status, bad)
 		require.Contains(t, answer, "error")
 	}
+	_, answer = call(t, s, http.MethodPost, "/_standin/faults", `{"kind": "drop_connections"}`)
+	require.Contains(t, answer, "faults", "what a script looks like")
+	_, answer = call(t, s, http.MethodPost, "/_standin/faults", `{"faults": [{"kind": "explode"}]}`)
+	require.Contains(t, answer, "go doc", "where the kinds stand")
 	status, _ = call(t, s, http.MethodDelete, "/_standin/faults", "")
 	require.Equal(t, http.StatusMethodNotAllowed, status)
 }

@@ -94,7 +94,7 @@ func (s *Server) Inject(f Fault) error {
 		FaultDropAfterDeliveries, FaultDuplicate, FaultSpoil, FaultRefusePublish, FaultLosePublish, FaultDropAfterPublish:
 		return s.stand(f)
 	default:
-		return fmt.Errorf("fault %q is unknown", f.Kind)
+		return fmt.Errorf("fault %q is unknown: go doc ./ingest/solace/solacetest FaultKind lists them", f.Kind)
 	}
 	if !found {
 		return fmt.Errorf("fault %s: there is no queue %q", f.Kind, f.Queue)
