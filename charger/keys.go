@@ -15,6 +15,7 @@ import (
 
 	"chargeonce/charger/stripecharge"
 	"chargeonce/charger/vaultkey"
+	"chargeonce/schema"
 	"chargeonce/sql/queries"
 )
 
@@ -78,8 +79,8 @@ func isKeyError(err error) bool {
 	return ok
 }
 
-// errIssuing says that another process is issuing the run's key at this moment.
-var errIssuing = errors.New("another charger is issuing the run's vault key")
+// errIssuing says that another process is issuing the run's key at this moment, or that a person raised the cap meanwhile.
+var errIssuing = errors.New("the run's vault key is being issued elsewhere, or anew")
 
 // keys hands out each run's access, and keeps the decrypted keys in this process's memory only.
 type keys struct {
@@ -166,27 +167,29 @@ func (k *keys) denied(ctx context.Context, intent queries.IntentForWorkRow, acc 
 	k.mu.Lock()
 	delete(k.runs, runKey{*intent.RunID, intent.RunResumeCount})
 	k.mu.Unlock()
-	if err := k.refused(ctx, acc, httpStatus); err != nil || httpStatus != http.StatusUnauthorized || acc.vaultKeyID == nil {
+	ended, err := k.refused(ctx, acc, httpStatus)
+	if err != nil || !ended {
 		return err
 	}
 	k.log.WarnContext(ctx, "the run's vault key is no longer taken; next: another is issued", slog.Int64("run_id", *intent.RunID), slog.Int64("vault_key_id", *acc.vaultKeyID))
 	return nil
 }
 
-// refused ends a key that a 401 is about, at the proxy first.
-func (k *keys) refused(ctx context.Context, acc *access, httpStatus int) error {
+// refused ends a key that a 401 is about, at the proxy first. It tells whether this call did: every worker may be refused with it.
+func (k *keys) refused(ctx context.Context, acc *access, httpStatus int) (ended bool, err error) {
 	if httpStatus != http.StatusUnauthorized || acc.vaultKeyID == nil {
-		return nil
+		return false, nil
 	}
 	if acc.providerID != "" {
 		if err := k.cfg.Issuer.Revoke(ctx, acc.providerID); err != nil {
-			return fmt.Errorf("revoke vault key %d: %w", *acc.vaultKeyID, err)
+			return false, fmt.Errorf("revoke vault key %d: %w", *acc.vaultKeyID, err)
 		}
 	}
-	if _, err := k.queries.VaultKeyEnd(ctx, k.pool, queries.VaultKeyEndParams{ID: *acc.vaultKeyID, State: "revoked"}); err != nil {
-		return fmt.Errorf("end vault key %d: %w", *acc.vaultKeyID, err)
+	rows, err := k.queries.VaultKeyEnd(ctx, k.pool, queries.VaultKeyEndParams{ID: *acc.vaultKeyID, State: "revoked"})
+	if err != nil {
+		return false, fmt.Errorf("end vault key %d: %w", *acc.vaultKeyID, err)
 	}
-	return nil
+	return rows > 0, nil
 }
 
 // open gets the run's key and sees whose account it leads to, before anything is charged with it.
@@ -244,11 +247,10 @@ func (k *keys) verify(ctx context.Context, run queries.BillingRun, acc *access) 
 		acc.account = info.ID
 	case stripecharge.ClassDenied, stripecharge.ClassUnauthorized, stripecharge.ClassInvalidRequest:
 		if !k.cfg.AccountUnverified {
-			if err := k.refused(ctx, acc, answer.HTTPStatus); err != nil {
+			if _, err := k.refused(ctx, acc, answer.HTTPStatus); err != nil {
 				return err
 			}
-			return &keyError{reason: "vault_denied", err: fmt.Errorf(
-				"the vault key may not read its account (%s): allow GET /v1/account, or start the charger with --account-unverified", explain(answer))}
+			return &keyError{reason: "vault_denied", err: accountRefused(acc, answer)}
 		}
 		acc.account = accountUnverified
 		return nil
@@ -259,6 +261,18 @@ func (k *keys) verify(ctx context.Context, run queries.BillingRun, acc *access) 
 		return nil
 	}
 	return k.bind(ctx, run.ID, acc, info.Livemode)
+}
+
+// accountRefused says what to do about a key that may not read its account: one that is not taken at all needs no other right.
+func accountRefused(acc *access, answer stripecharge.Answer) error {
+	switch {
+	case answer.HTTPStatus != http.StatusUnauthorized:
+		return fmt.Errorf("the vault key may not read its account (%s): allow GET /v1/account, or start the charger with --account-unverified", explain(answer))
+	case acc.vaultKeyID == nil:
+		return fmt.Errorf("the given vault key is not taken (%s): restart the chargers with one that is, then `charger run resume`", explain(answer))
+	}
+	return fmt.Errorf("the vault key is not taken (%s): `charger run resume` issues another; if that is refused too, see whether all chargers have "+
+		"the same VAULT_ENCRYPTION_KEY, and whether the key may read its account (else start them with --account-unverified)", explain(answer))
 }
 
 // bind compares the key's account and livemode with the run's. What the run's first key showed is the run's for ever.
@@ -339,11 +353,16 @@ func (k *keys) atItsEnd(ctx context.Context, runID, vaultKeyID int64) (bool, err
 	return stored.ID != vaultKeyID || stored.ExpiresAt.Sub(now) <= keyExpiryMargin, nil
 }
 
-// end revokes the old key before another one is issued: two living keys would be two caps.
+// end revokes the old key before another one is issued: two living keys would be two caps. A key that is over by our clock may live on
+// at the proxy, as one does after its run's cap was raised: only a proxy that refuses to revoke it is taken at its word.
 func (k *keys) end(ctx context.Context, id int64, providerID string, alive bool) error {
 	if providerID != "" {
-		if err := k.cfg.Issuer.Revoke(ctx, providerID); err != nil && alive {
+		err := k.cfg.Issuer.Revoke(ctx, providerID)
+		if err != nil && (alive || errors.Is(err, vaultkey.ErrUnavailable)) {
 			return fmt.Errorf("revoke vault key %d: %w", id, err)
+		}
+		if err != nil {
+			k.log.WarnContext(ctx, "the proxy does not take a vault key back; next: it is left to its end there", slog.Int64("vault_key_id", id), slog.Any("error", err))
 		}
 	}
 	if _, err := k.queries.VaultKeyEnd(ctx, k.pool, queries.VaultKeyEndParams{ID: id, State: "expired"}); err != nil {
@@ -377,13 +396,15 @@ func (k *keys) endOfClosedRuns(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list the vault keys of closed runs: %w", err)
 	}
+	var failed error
 	for _, key := range living {
 		if err := k.end(ctx, key.ID, deref(key.ProviderKeyID), key.Alive); err != nil {
-			return err
+			failed = errors.Join(failed, err)
+			continue
 		}
 		k.log.InfoContext(ctx, "vault key of a closed run taken back", slog.Int64("run_id", key.RunID), slog.Int64("vault_key_id", key.ID))
 	}
-	return nil
+	return failed
 }
 
 // issue writes a leased row, calls the proxy, and stores the key encrypted. A process that dies in between leaves a row whose
@@ -398,7 +419,7 @@ func (k *keys) issue(ctx context.Context, run queries.BillingRun, acc *access) (
 	}
 	label := fmt.Sprintf("%s-billing-run-%s-%s", run.Namespace, run.BillingPeriod, run.Currency)
 	row, err := k.queries.VaultKeyBegin(ctx, k.pool, queries.VaultKeyBeginParams{
-		RunID: run.ID, Label: label, UsdCapCents: capCents, LeaseSeconds: issueLease.Seconds(), TtlSeconds: k.cfg.TTL.Seconds(),
+		RunID: run.ID, ResumeCount: run.ResumeCount, Label: label, UsdCapCents: capCents, LeaseSeconds: issueLease.Seconds(), TtlSeconds: k.cfg.TTL.Seconds(),
 	})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return "", errIssuing
@@ -462,7 +483,8 @@ func (k *keys) usdCap(ctx context.Context, run queries.BillingRun) (int64, error
 	inDollars := run.Currency == "usd"
 	if !inDollars && run.VaultUsdCapCents == nil {
 		return 0, &keyError{reason: "vault_denied", err: fmt.Errorf(
-			"the proxy's cap is in dollars: a run in %s needs `charger run open --vault-usd-cap`", run.Currency)}
+			"the proxy's cap is in dollars: a run in %s needs `charger run raise-cap --cap %s --vault-usd-cap DOLLARS`, then `charger run resume`",
+			run.Currency, schema.FormatAmount(run.CapCents, run.Currency))}
 	}
 	chargedCents, err := k.queries.RunChargedCents(ctx, k.pool, &run.ID)
 	if err != nil {

@@ -123,7 +123,7 @@ func TestM24RunInAnotherCurrencyHasTheOperatorsShareInDollars(t *testing.T) {
 	b.untilStanding(t, map[string]int{"pending/run_paused": 1})
 	var detail string
 	require.NoError(t, b.owner.QueryRow(t.Context(), `SELECT status_detail FROM billing.runs`).Scan(&detail))
-	require.Contains(t, detail, "a run in jpy needs")
+	require.Contains(t, detail, "a run in jpy needs `charger run raise-cap --cap 10000 --vault-usd-cap DOLLARS`")
 	require.Empty(t, proxy.Keys())
 	key := usdRun()
 	key.Currency = "jpy"

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -253,4 +254,85 @@ func TestKeysMayDoAllThatAChargeNeedsByOperationOrPath(t *testing.T) {
 			require.Equal(t, allowed, proxy.Keys()[0].AllowedEndpoints)
 		})
 	}
+}
+
+// The cap is raised while the proxy cannot be asked to take the old key back: until it has, there is no other.
+func TestM24OldKeyIsRevokedBeforeTheRaisedCapHasOne(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	first := b.intend(t, 1000, "usd", "cus_a")
+	b.open(t, "50.00", "usd")
+	cfg, proxy := b.behindProxy(t, b.config(t), vaultkeytest.Config{})
+	start(t, cfg)
+	b.untilStatus(t, schema.StatusCharged, first...)
+	require.NoError(t, proxy.AddFaults(vaultkeytest.Fault{
+		Do: vaultkeytest.Unavailable, Match: stripetest.Match{Method: "DELETE"}, Trigger: stripetest.Trigger{Count: 1},
+	}))
+	_, _, err := b.runs(t).RaiseCap(t.Context(), usdRun(), RaiseCap{Cap: "100.00", Actor: "test", Reason: "more came"})
+	require.NoError(t, err)
+	second := b.intend(t, 1000, "usd", "cus_b")
+	b.untilStatus(t, schema.StatusCharged, second...)
+	require.Len(t, proxy.Keys(), 2)
+	require.Equal(t, 1, active(proxy), "two living keys are two caps")
+	b.once(t, 1000, append(first, second...)...)
+}
+
+// raisedMeanwhile raises the run's cap while the first key is being issued for what was left of the old one.
+type raisedMeanwhile struct {
+	vaultkey.Issuer
+	raise func()
+	once  sync.Once
+}
+
+func (r *raisedMeanwhile) Issue(ctx context.Context, req vaultkey.Request) (vaultkey.Key, error) {
+	key, err := r.Issuer.Issue(ctx, req)
+	r.once.Do(r.raise)
+	return key, err
+}
+
+func TestM24KeyIssuedWhileTheCapIsRaisedIsNobodys(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	ids := b.intend(t, 1000, "usd", customers(20)...)
+	b.open(t, "50.00", "usd")
+	cfg, proxy := b.behindProxy(t, b.config(t), vaultkeytest.Config{})
+	var stale queries.BillingRun
+	cfg.Keys.Issuer = &raisedMeanwhile{Issuer: cfg.Keys.Issuer, raise: func() {
+		run, err := queries.New().RunGet(t.Context(), b.owner, usdRun())
+		require.NoError(t, err)
+		stale = run
+		_, _, err = b.runs(t).RaiseCap(t.Context(), usdRun(), RaiseCap{Cap: "200.00", Actor: "test", Reason: "more came"})
+		require.NoError(t, err)
+	}}
+	start(t, cfg)
+	b.untilStatus(t, schema.StatusCharged, ids...)
+	require.Equal(t, "open", b.run(t).Status, "a key for the old cap would have been denied")
+	require.Equal(t, 1, active(proxy))
+	b.once(t, 1000, ids...)
+
+	// And one that is about to be issued for a cap that was read before the raise.
+	b.exec(t, `UPDATE billing.vault_keys SET state = 'expired' WHERE state = 'active'`)
+	other := cfg
+	other.ID, other.Registry = cfg.ID+"-2", nil
+	c, err := New(other)
+	require.NoError(t, err)
+	_, err = c.keys.issue(t.Context(), stale, &access{})
+	require.ErrorIs(t, err, errIssuing)
+	require.Equal(t, 1, active(proxy))
+}
+
+// The given key was revoked: the cure is another key, not more rights for this one.
+func TestRevokedKeyIsNotToldThatItLacksARight(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	b.intend(t, 1000, "usd", "cus_a")
+	b.open(t, "50.00", "usd")
+	cfg, proxy := b.behindProxy(t, b.config(t), vaultkeytest.Config{Denial: "flat"})
+	require.NoError(t, proxy.AddFaults(vaultkeytest.Fault{Do: vaultkeytest.Deny, Style: vaultkeytest.Flat401, Match: stripetest.Match{Path: "/v1/account"}}))
+	start(t, cfg)
+	b.untilStanding(t, map[string]int{"pending/run_paused": 1})
+	var detail string
+	require.NoError(t, b.owner.QueryRow(t.Context(), `SELECT status_detail FROM billing.runs`).Scan(&detail))
+	require.Contains(t, detail, "the vault key is not taken")
+	require.Contains(t, detail, "`charger run resume` issues another")
 }

@@ -408,10 +408,13 @@ SELECT id, run_id, ciphertext, encryption_key_id, provider_key_id, expires_at, (
 FROM billing.vault_keys WHERE run_id = @run_id AND state = 'active';
 
 -- name: VaultKeyBegin :one
--- The leased row before the call. No row: another process is issuing at this moment.
+-- The leased row before the call. No row: another process is issuing at this moment, or the run was resumed or its cap raised since
+-- the key's cap was computed. The run is locked, so that no raise can come in between.
 INSERT INTO billing.vault_keys (run_id, state, label, usd_cap_cents, lease_until, expires_at)
-VALUES (@run_id, 'issuing', @label, @usd_cap_cents, clock_timestamp() + (@lease_seconds::double precision) * interval '1 second',
-    clock_timestamp() + (@ttl_seconds::double precision) * interval '1 second')
+SELECT r.id, 'issuing', @label::text, @usd_cap_cents::bigint, clock_timestamp() + (@lease_seconds::double precision) * interval '1 second',
+    clock_timestamp() + (@ttl_seconds::double precision) * interval '1 second'
+FROM billing.runs r WHERE r.id = @run_id AND r.resume_count = @resume_count
+FOR SHARE OF r
 ON CONFLICT (run_id) WHERE state IN ('issuing', 'active') DO NOTHING
 RETURNING id, expires_at;
 

@@ -1708,18 +1708,21 @@ func (q *Queries) VaultKeyActive(ctx context.Context, db DBTX, runID int64) (Vau
 
 const vaultKeyBegin = `-- name: VaultKeyBegin :one
 INSERT INTO billing.vault_keys (run_id, state, label, usd_cap_cents, lease_until, expires_at)
-VALUES ($1, 'issuing', $2, $3, clock_timestamp() + ($4::double precision) * interval '1 second',
-    clock_timestamp() + ($5::double precision) * interval '1 second')
+SELECT r.id, 'issuing', $1::text, $2::bigint, clock_timestamp() + ($3::double precision) * interval '1 second',
+    clock_timestamp() + ($4::double precision) * interval '1 second'
+FROM billing.runs r WHERE r.id = $5 AND r.resume_count = $6
+FOR SHARE OF r
 ON CONFLICT (run_id) WHERE state IN ('issuing', 'active') DO NOTHING
 RETURNING id, expires_at
 `
 
 type VaultKeyBeginParams struct {
-	RunID        int64   `json:"run_id"`
 	Label        string  `json:"label"`
 	UsdCapCents  int64   `json:"usd_cap_cents"`
 	LeaseSeconds float64 `json:"lease_seconds"`
 	TtlSeconds   float64 `json:"ttl_seconds"`
+	RunID        int64   `json:"run_id"`
+	ResumeCount  int32   `json:"resume_count"`
 }
 
 type VaultKeyBeginRow struct {
@@ -1727,14 +1730,16 @@ type VaultKeyBeginRow struct {
 	ExpiresAt time.Time `json:"expires_at"`
 }
 
-// The leased row before the call. No row: another process is issuing at this moment.
+// The leased row before the call. No row: another process is issuing at this moment, or the run was resumed or its cap raised since
+// the key's cap was computed. The run is locked, so that no raise can come in between.
 func (q *Queries) VaultKeyBegin(ctx context.Context, db DBTX, arg VaultKeyBeginParams) (VaultKeyBeginRow, error) {
 	row := db.QueryRow(ctx, vaultKeyBegin,
-		arg.RunID,
 		arg.Label,
 		arg.UsdCapCents,
 		arg.LeaseSeconds,
 		arg.TtlSeconds,
+		arg.RunID,
+		arg.ResumeCount,
 	)
 	var i VaultKeyBeginRow
 	err := row.Scan(&i.ID, &i.ExpiresAt)

@@ -15,8 +15,13 @@ UPDATE billing.runs SET cap_cents = @cap_cents, vault_usd_cap_cents = coalesce(s
 WHERE id = @id;
 
 -- name: VaultKeyExpireNow :exec
--- Whoever opens the run's key next revokes this one and issues another.
-UPDATE billing.vault_keys SET expires_at = clock_timestamp() WHERE run_id = @run_id AND state = 'active';
+-- Whoever opens the run's key next revokes this one and issues another. One that is being issued at this moment is nobody's: its issuer
+-- finds its row failed, and revokes it.
+UPDATE billing.vault_keys SET
+    expires_at = clock_timestamp(),
+    state = CASE state WHEN 'issuing' THEN 'failed' ELSE state END,
+    ended_at = CASE state WHEN 'issuing' THEN clock_timestamp() ELSE ended_at END
+WHERE run_id = @run_id AND state IN ('issuing', 'active');
 
 -- name: RunClose :exec
 UPDATE billing.runs SET status = 'closed', status_reason = 'closed_by_operator', status_detail = @status_detail, closed_at = now(), updated_at = now()

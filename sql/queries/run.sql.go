@@ -235,10 +235,15 @@ func (q *Queries) RunReopen(ctx context.Context, db DBTX, arg RunReopenParams) e
 }
 
 const vaultKeyExpireNow = `-- name: VaultKeyExpireNow :exec
-UPDATE billing.vault_keys SET expires_at = clock_timestamp() WHERE run_id = $1 AND state = 'active'
+UPDATE billing.vault_keys SET
+    expires_at = clock_timestamp(),
+    state = CASE state WHEN 'issuing' THEN 'failed' ELSE state END,
+    ended_at = CASE state WHEN 'issuing' THEN clock_timestamp() ELSE ended_at END
+WHERE run_id = $1 AND state IN ('issuing', 'active')
 `
 
-// Whoever opens the run's key next revokes this one and issues another.
+// Whoever opens the run's key next revokes this one and issues another. One that is being issued at this moment is nobody's: its issuer
+// finds its row failed, and revokes it.
 func (q *Queries) VaultKeyExpireNow(ctx context.Context, db DBTX, runID int64) error {
 	_, err := db.Exec(ctx, vaultKeyExpireNow, runID)
 	return err
