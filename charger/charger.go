@@ -60,6 +60,7 @@ type Charger struct {
 	metrics    *metrics
 	way        keyWatch
 	stopping   chan struct{} // closed when Run's context ends
+	cappedDue  atomic.Bool   // more of the intents that did not fit under the cap may fit now: look in the next round
 	dispatched atomic.Int64  // Unix nanoseconds of the last round of the dispatcher without an error
 }
 

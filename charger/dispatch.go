@@ -22,7 +22,8 @@ const (
 	maxJobAttempts = 250
 	// dispatchBatch bounds one transaction of the dispatcher.
 	dispatchBatch = 500
-	// cappedEvery is how often intents that did not fit under the cap are looked at again: declines give room back.
+	// cappedEvery is how often intents that did not fit under the cap are looked at again: declines give room back, and a person
+	// may have raised it. As long as some fit, they are looked at in every round.
 	cappedEvery = 10 * time.Second
 	// sweepEvery is how often what lost its job is looked for.
 	sweepEvery = 2 * time.Second
@@ -35,7 +36,7 @@ func (c *Charger) dispatchLoop(ctx context.Context) error {
 	var cappedAt, sweptAt time.Time
 	for {
 		now := time.Now()
-		capped, sweep := now.Sub(cappedAt) >= cappedEvery, now.Sub(sweptAt) >= sweepEvery
+		capped, sweep := c.cappedDue.Swap(false) || now.Sub(cappedAt) >= cappedEvery, now.Sub(sweptAt) >= sweepEvery
 		if capped {
 			cappedAt = now
 		}
@@ -114,6 +115,9 @@ func (c *Charger) dispatchBatch(ctx context.Context, runID int64, reason schema.
 		}
 		room := min(int64(c.cfg.Window)-inFlight, dispatchBatch)
 		if room <= 0 {
+			if reason == schema.ReasonRunCapped {
+				c.cappedDue.Store(true)
+			}
 			return nil
 		}
 		waiting, err := c.queries.IntentListWaiting(ctx, tx, queries.IntentListWaitingParams{
@@ -125,6 +129,9 @@ func (c *Charger) dispatchBatch(ctx context.Context, runID int64, reason schema.
 		}
 		plan := planDispatch(run, waiting, map[string]bool{})
 		more = int64(len(waiting)) == room && len(plan.dispatch) > 0 && reason != schema.ReasonRunCapped
+		if reason == schema.ReasonRunCapped && len(plan.dispatch) > 0 {
+			c.cappedDue.Store(true)
+		}
 		return c.applyDispatch(ctx, tx, run, plan)
 	})
 	if violated(err) == "intents_one_per_stripe_customer" {

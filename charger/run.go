@@ -1,6 +1,7 @@
 package charger
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -93,10 +94,17 @@ func (r Runs) queries() *queries.Queries { return queries.New() }
 func (o OpenRun) params() (queries.RunOpenParams, error) {
 	expected, err := schema.ParseAmount(o.ExpectedTotal, o.Currency)
 	if err != nil {
-		return queries.RunOpenParams{}, &RefusedError{Problem: "--expected-total: " + err.Error(), Cure: "give the sum in units of the currency, like 12500.00"}
+		return queries.RunOpenParams{}, &RefusedError{Problem: "--expected-total: " + err.Error(), Cure: "give the sum in units of the currency, like " + like(12500, o.Currency)}
 	}
-	if expected <= 0 {
+	switch {
+	case expected <= 0:
 		return queries.RunOpenParams{}, &RefusedError{Problem: "--expected-total must be more than 0", Cure: "give what the period should bring in"}
+	case o.ExpectedCount != nil && *o.ExpectedCount <= 0:
+		return queries.RunOpenParams{}, &RefusedError{Problem: "--expected-count must be more than 0", Cure: "give how many customers are billed, or leave it out"}
+	case o.StripeAccount != "" && !strings.HasPrefix(o.StripeAccount, "acct_"):
+		return queries.RunOpenParams{}, &RefusedError{
+			Problem: fmt.Sprintf("--stripe-account %q is no Stripe account", o.StripeAccount), Cure: "give its id, like acct_1Abc, or leave it out for that of the first key",
+		}
 	}
 	capCents, err := schema.Cap(expected, o.Headroom)
 	if err != nil {
@@ -115,6 +123,14 @@ func (o OpenRun) params() (queries.RunOpenParams, error) {
 		p.StripeAccount = &o.StripeAccount
 	}
 	return p, nil
+}
+
+// like is an example of how a sum is written in this currency.
+func like(units int64, currency string) string {
+	if point := schema.Decimals(currency); point > 0 {
+		return fmt.Sprint(units) + "." + strings.Repeat("0", point)
+	}
+	return fmt.Sprint(units)
 }
 
 // checkNamespace catches a mistyped namespace or period, which would otherwise be an empty run that nothing ever joins.
@@ -154,11 +170,19 @@ func sameTerms(run queries.BillingRun, asked queries.RunOpenParams) error {
 	if number(run.ExpectedCount) != number(asked.ExpectedCount) {
 		differ("expected count", number(run.ExpectedCount), number(asked.ExpectedCount))
 	}
-	if number(run.VaultUsdCapCents) != number(asked.VaultUsdCapCents) {
-		differ("vault cap in cents", number(run.VaultUsdCapCents), number(asked.VaultUsdCapCents))
+	// As the cap, the one in dollars may have been raised since, or given only then.
+	vaultRaised := deref(run.VaultUsdCapCents) > deref(asked.VaultUsdCapCents) && (asked.VaultUsdCapCents == nil || run.CapCents > asked.CapCents)
+	if deref(run.VaultUsdCapCents) != deref(asked.VaultUsdCapCents) && !vaultRaised {
+		dollars := func(cents *int64) string {
+			if cents == nil {
+				return "none"
+			}
+			return schema.FormatAmount(*cents, "usd")
+		}
+		differ("vault cap in dollars", dollars(run.VaultUsdCapCents), dollars(asked.VaultUsdCapCents))
 	}
-	if asked.StripeAccount != nil && run.StripeAccount != nil && *run.StripeAccount != *asked.StripeAccount {
-		differ("Stripe account", *run.StripeAccount, *asked.StripeAccount)
+	if asked.StripeAccount != nil && deref(run.StripeAccount) != *asked.StripeAccount {
+		differ("Stripe account", cmp.Or(deref(run.StripeAccount), "that of its first key"), *asked.StripeAccount)
 	}
 	if len(other) > 0 {
 		return &RefusedError{

@@ -58,7 +58,7 @@ func (o RaiseCap) params(run queries.BillingRun) (queries.RunRaiseCapParams, err
 	p := queries.RunRaiseCapParams{ID: run.ID}
 	var err error
 	if p.CapCents, err = schema.ParseAmount(o.Cap, run.Currency); err != nil {
-		return p, &RefusedError{Problem: "--cap: " + err.Error(), Cure: "give the new cap in units of the currency, like 15000.00"}
+		return p, &RefusedError{Problem: "--cap: " + err.Error(), Cure: "give the new cap in units of the currency, like " + like(15000, run.Currency)}
 	}
 	stands := schema.FormatAmount(run.CapCents, run.Currency)
 	switch {

@@ -45,6 +45,22 @@ func TestM20ProducerGoneWildIsStoppedAtTheCapAndNamed(t *testing.T) {
 	}
 }
 
+// A raised cap lets go on what waited for it at the pace of everything else, however many that are and however small the window.
+func TestRaisedCapIsUsedRoundByRound(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	ids := b.intend(t, 1000, "usd", customers(100)...)
+	b.open(t, "10.00", "usd")
+	cfg := b.config(t)
+	cfg.Workers, cfg.Window = 2, 2
+	start(t, cfg)
+	b.untilStanding(t, map[string]int{"charged/charged": 1, "pending/run_capped": 99})
+	_, _, err := b.runs(t).RaiseCap(t.Context(), usdRun(), RaiseCap{Cap: "1000.00", Actor: "test", Reason: "they are real"})
+	require.NoError(t, err)
+	b.untilStatus(t, schema.StatusCharged, ids...) // two in every ten seconds would take longer than a test waits
+	b.once(t, 1000, ids...)
+}
+
 // untilStanding waits until the intents stand as they should, none otherwise, as finance sees them.
 func (b *bundle) untilStanding(t *testing.T, want map[string]int) {
 	t.Helper()
@@ -113,6 +129,49 @@ func TestM20FourChargersNeverOvershootTheCap(t *testing.T) {
 	require.LessOrEqual(t, charged, b.run(t).CapCents)
 	require.Equal(t, b.run(t).AllocatedCents, charged)
 	require.Empty(t, b.stripe.DoubleCharges())
+}
+
+// Terms that the first open did not have are never silently taken for granted, and those that were raised since are no others.
+func TestM23TermsOfAnOpenRun(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	terms := OpenRun{Namespace: testNamespace, BillingPeriod: testPeriod, Currency: "jpy", ExpectedTotal: "1000", Headroom: "10%", Actor: "test"}
+	key := usdRun()
+	key.Currency = "jpy"
+	open := func(change func(*OpenRun)) error {
+		o := terms
+		change(&o)
+		_, _, err := b.runs(t).Open(t.Context(), o)
+		return err
+	}
+	zero := int64(0)
+	for says, change := range map[string]func(*OpenRun){
+		"--stripe-account \"foo\" is no Stripe account": func(o *OpenRun) { o.StripeAccount = "foo" },
+		"--expected-count must be more than 0":          func(o *OpenRun) { o.ExpectedCount = &zero },
+		"units of the currency, like 12500":             func(o *OpenRun) { o.ExpectedTotal = "12500.00" },
+	} {
+		err := open(change)
+		var refused *RefusedError
+		require.ErrorAs(t, err, &refused, says)
+		require.ErrorContains(t, err, says)
+		require.NotContains(t, refused.Cure, "12500.00", "yen have no decimals")
+	}
+	require.NoError(t, open(func(*OpenRun) {}))
+	require.ErrorContains(t, open(func(o *OpenRun) { o.StripeAccount = "acct_other" }), "Stripe account that of its first key, not acct_other")
+	require.ErrorContains(t, open(func(o *OpenRun) { o.VaultUSDCap = "5.00" }), "vault cap in dollars none, not 5.00")
+	raise := func(o RaiseCap) {
+		o.Actor, o.Reason = "test", "r"
+		_, raised, err := b.runs(t).RaiseCap(t.Context(), key, o)
+		require.NoError(t, err)
+		require.True(t, raised)
+	}
+	raise(RaiseCap{Cap: "1100", VaultUSDCap: "7.00"})
+	require.NoError(t, open(func(*OpenRun) {}), "the terms it was opened with")
+	require.NoError(t, open(func(o *OpenRun) { o.VaultUSDCap = "7.00" }))
+	require.ErrorContains(t, open(func(o *OpenRun) { o.VaultUSDCap = "6.00" }), "vault cap in dollars 7.00, not 6.00")
+	require.ErrorContains(t, open(func(o *OpenRun) { o.VaultUSDCap = "8.00" }), "vault cap in dollars 7.00, not 8.00")
+	raise(RaiseCap{Cap: "2000", VaultUSDCap: "14.00"})
+	require.NoError(t, open(func(o *OpenRun) { o.VaultUSDCap = "7.00" }), "both were raised since")
 }
 
 func TestM23RaiseCapIsRefused(t *testing.T) {

@@ -90,7 +90,7 @@ type runOpen struct {
 	ExpectedTotal string `help:"What the period should bring in, in units of the currency, from a source other than the events." required:"" placeholder:"12500.00"`
 	ExpectedCount *int64 `help:"How many customers are billed." placeholder:"500"`
 	Headroom      string `help:"How much more than expected may be charged." default:"10%"`
-	VaultUSDCap   string `name:"vault-usd-cap" help:"The proxy's cap in dollars, for a run in another currency." placeholder:"13750.00"`
+	VaultUSDCap   string `name:"vault-usd-cap" help:"The proxy's cap in dollars; a run in another currency needs it, if keys come from a proxy." placeholder:"13750.00"`
 	StripeAccount string `help:"The Stripe account that must be charged; else the first key's." placeholder:"acct_..."`
 	JSON          bool   `help:"Print JSON."`
 }
@@ -203,6 +203,9 @@ func printStatus(w io.Writer, run queries.RunStatusForPeriodRow, reasons []queri
 	if err := table.Flush(); err != nil {
 		return err
 	}
+	if run.Status == "paused" {
+		fmt.Fprintf(w, "the run is paused: %s\n", cureOfPause(run.StatusReason))
+	}
 	for _, r := range reasons {
 		if r.StatusReason == string(schema.ReasonRunCapped) {
 			fmt.Fprintf(w, "the run is capped: %d intents, %s, do not fit; see `charger intents list --reason-is run_capped`, then `charger run raise-cap` or void them\n",
@@ -212,6 +215,24 @@ func printStatus(w io.Writer, run queries.RunStatusForPeriodRow, reasons []queri
 	return nil
 }
 
+// cureOfPause says what lets a paused run go on.
+func cureOfPause(reason string) string {
+	const resume = ", then `charger run resume`"
+	switch reason {
+	case "vault_denied":
+		return "mend what is said above" + resume + "; a vault key whose cap is used up is replaced by `charger run raise-cap`, one that was revoked by resuming"
+	case "over_cap":
+		return "raise the cap to what was charged (`charger run raise-cap`)" + resume
+	case "wrong_account":
+		return "give the chargers a key of the run's own Stripe account" + resume
+	case "clock_skew":
+		return "set the database's clock right" + resume
+	case "mismatch", "late_success":
+		return "see what Stripe has (`charger intents show` of the intent, `charger reconcile`)" + resume
+	}
+	return "`charger run resume` when it may go on"
+}
+
 type runList struct {
 	database
 	Limit int32 `help:"How many." default:"50"`
@@ -219,6 +240,9 @@ type runList struct {
 }
 
 func (r *runList) Run(ctx context.Context, env daemon.Env) error {
+	if r.Limit < 1 {
+		return &daemon.SettingError{Setting: "--limit", Problem: fmt.Sprintf("is %d", r.Limit), Cure: "give 1 or more"}
+	}
 	return asOperator(ctx, env, r.database, func(pool *pgxpool.Pool) error {
 		runs, err := queries.New().RunStatusList(ctx, pool, r.Limit)
 		if err != nil {
