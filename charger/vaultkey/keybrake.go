@@ -89,7 +89,7 @@ func NewKeybrake(cfg KeybrakeConfig) (*Keybrake, error) {
 	if err != nil || (u.Scheme != "https" && u.Scheme != "http") || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
 		return nil, errors.New("vault: the URL must be http(s)://host[:port][/prefix], without user, query or fragment")
 	}
-	if err := checkSecret(cfg.APIKey); err != nil {
+	if err := CheckSecret(cfg.APIKey); err != nil {
 		return nil, fmt.Errorf("vault: the API key cannot be used: %w", err)
 	}
 	if cfg.Timeout < 0 {
@@ -177,7 +177,7 @@ func readKey(answer []byte, asked time.Time) (Key, error) {
 	if err := json.Unmarshal(answer, &told); err != nil {
 		return Key{}, errors.New("the answer is not the JSON object of a key")
 	}
-	if err := checkSecret(told.VaultKey); err != nil {
+	if err := CheckSecret(told.VaultKey); err != nil {
 		return Key{}, fmt.Errorf("vault_key of the answer: %w", err)
 	}
 	key := Key{Secret: told.VaultKey, ProviderKeyID: string(told.ID), ExpiresAt: asked}

@@ -115,7 +115,7 @@ type Static struct {
 
 // NewStatic takes the key as it was configured.
 func NewStatic(secret string) (*Static, error) {
-	if err := checkSecret(secret); err != nil {
+	if err := CheckSecret(secret); err != nil {
 		return nil, fmt.Errorf("given vault key: %w", err)
 	}
 	return &Static{secret: secret}, nil
@@ -138,8 +138,8 @@ const redacted = "[redacted]"
 // maxSecretBytes bounds a key; Stripe's have about 110.
 const maxSecretBytes = 1024
 
-// checkSecret reports keys that cannot be sent as a bearer token, without repeating them.
-func checkSecret(secret string) error {
+// CheckSecret reports keys that cannot be sent as a bearer token, without repeating them.
+func CheckSecret(secret string) error {
 	switch {
 	case secret == "":
 		return errors.New("it is empty")

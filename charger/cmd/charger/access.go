@@ -24,7 +24,7 @@ type stripeAccess struct {
 	AccountUnverified  bool          `help:"Charge although the key may not read its own Stripe account." env:"ACCOUNT_UNVERIFIED"`
 
 	StripeAPIURL        string        `name:"stripe-api-url" help:"Where Stripe's API is called: the proxy, or empty for Stripe itself." env:"STRIPE_API_URL" placeholder:"URL"`
-	StripeRatePerSecond int           `help:"Charges per second over all chargers of this database." default:"20" env:"STRIPE_RATE_PER_SECOND"`
+	StripeRatePerSecond int           `help:"Charges per second over all chargers of this database; reads and look-ups have as many again." default:"20" env:"STRIPE_RATE_PER_SECOND"`
 	CallTimeout         time.Duration `help:"Time for one call to Stripe; a claim's lease is twice that." default:"30s" env:"STRIPE_CALL_TIMEOUT"`
 	Installation        string        `help:"Goes into every charge's metadata; tells apart several installations on one Stripe account." default:"default" env:"INSTALLATION"`
 }
@@ -57,7 +57,7 @@ func (a stripeAccess) Validate() error {
 	if err := checkURL("VAULT_URL", a.VaultURL, a.VaultMode == "keybrake"); err != nil {
 		return err
 	}
-	_, err := a.sealer()
+	_, err := a.keys()
 	return err
 }
 
@@ -69,8 +69,12 @@ func checkURL(setting, value string, required bool) error {
 		return &daemon.SettingError{Setting: setting, Problem: "is not set", Cure: "give it like https://HOST/PATH"}
 	}
 	u, err := url.Parse(value)
-	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") || u.User != nil {
-		return &daemon.SettingError{Setting: setting, Problem: fmt.Sprintf("%q is no web address", value), Cure: "give it like https://HOST/PATH, without user and password"}
+	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		shown := fmt.Sprintf("%q is no web address", value)
+		if strings.ContainsAny(value, "@?") { // it may hold a password or a token
+			shown = "is no plain web address"
+		}
+		return &daemon.SettingError{Setting: setting, Problem: shown, Cure: "give it like https://HOST/PATH, without user, password or query"}
 	}
 	return nil
 }
@@ -93,6 +97,9 @@ func (a *stripeAccess) keys() (charger.KeysConfig, error) {
 	var err error
 	if cfg.Sealer, err = a.sealer(); err != nil {
 		return cfg, err
+	}
+	if err := vaultkey.CheckSecret(a.KeybrakeAPIKey.Reveal()); err != nil {
+		return cfg, &daemon.SettingError{Setting: "KEYBRAKE_API_KEY", Problem: "is not usable", Cure: err.Error()}
 	}
 	cfg.Issuer, err = vaultkey.NewKeybrake(vaultkey.KeybrakeConfig{URL: a.VaultURL, APIKey: a.KeybrakeAPIKey.Reveal()})
 	if err != nil {
