@@ -171,7 +171,7 @@ func (k *keys) denied(ctx context.Context, intent queries.IntentForWorkRow, acc 
 	if err != nil || !ended {
 		return err
 	}
-	k.log.WarnContext(ctx, "the run's vault key is no longer taken; next: another is issued", slog.Int64("run_id", *intent.RunID), slog.Int64("vault_key_id", *acc.vaultKeyID))
+	k.log.WarnContext(ctx, "the run's vault key is no longer taken; next: another is issued when the run goes on", slog.Int64("run_id", *intent.RunID), slog.Int64("vault_key_id", *acc.vaultKeyID))
 	return nil
 }
 

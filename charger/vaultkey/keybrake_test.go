@@ -229,6 +229,16 @@ func TestRequestThatWouldNotCapIsNotSent(t *testing.T) {
 	require.Empty(t, server.Keys())
 }
 
+// A key's end is told by the database's clock, which may be ahead of ours.
+func TestLongestLifetimeIsTakenFromAClockThatIsAhead(t *testing.T) {
+	t.Parallel()
+	_, keybrake := startVault(t)
+	request := testRequest()
+	request.ExpiresAt = time.Now().Add(90*24*time.Hour + 10*time.Minute)
+	_, err := keybrake.Issue(t.Context(), request)
+	require.NoError(t, err)
+}
+
 func TestVaultConfigurationIsChecked(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range map[string]KeybrakeConfig{

@@ -45,8 +45,9 @@ func (e *RefusedError) Error() string {
 // Limits of a request.
 const (
 	maxLabelBytes = 200
-	maxCapCents   = 1_000_000_000_000_00 // far above any run: 999,999,999,999 minor units a charge
-	maxLifetime   = 90 * 24 * time.Hour
+	maxCapCents   = 1_000_000_000_000_00      // far above any run: 999,999,999,999 minor units a charge
+	maxLifetime   = 90*24*time.Hour + maxSkew // VAULT_KEY_TTL's most, by the database's clock
+	maxSkew       = time.Hour                 // between that and ours
 )
 
 // Request is what a key must allow.

@@ -220,7 +220,7 @@ func cureOfPause(reason string) string {
 	const resume = ", then `charger run resume`"
 	switch reason {
 	case "vault_denied":
-		return "mend what is said above" + resume + "; a vault key whose cap is used up is replaced by `charger run raise-cap`, one that was revoked by resuming"
+		return "mend what is said above" + resume + "; that replaces a vault key that was revoked or has expired, `charger run raise-cap` one whose cap is used up"
 	case "over_cap":
 		return "raise the cap to what was charged (`charger run raise-cap`)" + resume
 	case "wrong_account":
