@@ -180,10 +180,8 @@ func (k *keys) refused(ctx context.Context, acc *access, httpStatus int) (ended 
 	if httpStatus != http.StatusUnauthorized || acc.vaultKeyID == nil {
 		return false, nil
 	}
-	if acc.providerID != "" {
-		if err := k.cfg.Issuer.Revoke(ctx, acc.providerID); err != nil {
-			return false, fmt.Errorf("revoke vault key %d: %w", *acc.vaultKeyID, err)
-		}
+	if err := k.revoke(ctx, *acc.vaultKeyID, acc.providerID, false); err != nil {
+		return false, err
 	}
 	rows, err := k.queries.VaultKeyEnd(ctx, k.pool, queries.VaultKeyEndParams{ID: *acc.vaultKeyID, State: "revoked"})
 	if err != nil {
@@ -353,17 +351,26 @@ func (k *keys) atItsEnd(ctx context.Context, runID, vaultKeyID int64) (bool, err
 	return stored.ID != vaultKeyID || stored.ExpiresAt.Sub(now) <= keyExpiryMargin, nil
 }
 
-// end revokes the old key before another one is issued: two living keys would be two caps. A key that is over by our clock may live on
-// at the proxy, as one does after its run's cap was raised: only a proxy that refuses to revoke it is taken at its word.
+// revoke takes a key back at the proxy. One that is over by our clock, or is not taken any more, may live on there all the same, as one
+// does after its run's cap was raised: only a proxy that refuses to revoke it is taken at its word, for else no other could be issued.
+func (k *keys) revoke(ctx context.Context, id int64, providerID string, alive bool) error {
+	if providerID == "" {
+		return nil
+	}
+	err := k.cfg.Issuer.Revoke(ctx, providerID)
+	if err != nil && (alive || errors.Is(err, vaultkey.ErrUnavailable)) {
+		return fmt.Errorf("revoke vault key %d: %w", id, err)
+	}
+	if err != nil {
+		k.log.WarnContext(ctx, "the proxy does not take a vault key back; next: it is left to its end there", slog.Int64("vault_key_id", id), slog.Any("error", err))
+	}
+	return nil
+}
+
+// end revokes the old key before another one is issued: two living keys would be two caps.
 func (k *keys) end(ctx context.Context, id int64, providerID string, alive bool) error {
-	if providerID != "" {
-		err := k.cfg.Issuer.Revoke(ctx, providerID)
-		if err != nil && (alive || errors.Is(err, vaultkey.ErrUnavailable)) {
-			return fmt.Errorf("revoke vault key %d: %w", id, err)
-		}
-		if err != nil {
-			k.log.WarnContext(ctx, "the proxy does not take a vault key back; next: it is left to its end there", slog.Int64("vault_key_id", id), slog.Any("error", err))
-		}
+	if err := k.revoke(ctx, id, providerID, alive); err != nil {
+		return err
 	}
 	if _, err := k.queries.VaultKeyEnd(ctx, k.pool, queries.VaultKeyEndParams{ID: id, State: "expired"}); err != nil {
 		return fmt.Errorf("end vault key %d: %w", id, err)

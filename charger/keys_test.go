@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"sync"
 	"testing"
 	"time"
@@ -335,4 +336,31 @@ func TestRevokedKeyIsNotToldThatItLacksARight(t *testing.T) {
 	require.NoError(t, b.owner.QueryRow(t.Context(), `SELECT status_detail FROM billing.runs`).Scan(&detail))
 	require.Contains(t, detail, "the vault key is not taken")
 	require.Contains(t, detail, "`charger run resume` issues another")
+}
+
+// withoutRevoking is a proxy that has no way to revoke keys, and says so.
+type withoutRevoking struct{ vaultkey.Issuer }
+
+func (withoutRevoking) Revoke(context.Context, string) error {
+	return &vaultkey.RefusedError{HTTPStatus: http.StatusMethodNotAllowed, Reason: "no such method"}
+}
+
+// A key that is no longer taken is replaced where it cannot be revoked, too.
+func TestM24DeniedKeyIsReplacedAtAProxyThatCannotRevoke(t *testing.T) {
+	t.Parallel()
+	b := setup(t, stripetest.Config{})
+	first := b.intend(t, 1000, "usd", "cus_a")
+	b.open(t, "50.00", "usd")
+	cfg, proxy := b.behindProxy(t, b.config(t), vaultkeytest.Config{Denial: "flat"})
+	cfg.Keys.Issuer = withoutRevoking{cfg.Keys.Issuer}
+	start(t, cfg)
+	b.untilStatus(t, schema.StatusCharged, first...)
+	require.True(t, proxy.Revoke(proxy.Keys()[0].ID)) // by hand, on its page
+	second := b.intend(t, 1000, "usd", "cus_b")
+	require.Eventually(t, func() bool { return b.run(t).Status == "paused" }, patience, 10*time.Millisecond)
+	_, err := b.runs(t).Resume(t.Context(), usdRun(), "test", "it was revoked by hand")
+	require.NoError(t, err)
+	b.untilStatus(t, schema.StatusCharged, second...)
+	require.Len(t, proxy.Keys(), 2)
+	b.once(t, 1000, append(first, second...)...)
 }
