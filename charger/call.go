@@ -35,7 +35,7 @@ func (w *worker) call(ctx context.Context, job *river.Job[ChargeArgs], intent qu
 		}
 		act = next.action
 	}
-	request, read, err := w.requestOf(ctx, intent, acc)
+	request, read, err := w.requestFor(ctx, act, intent, acc)
 	switch {
 	case errors.Is(err, stripecharge.ErrNoPaymentMethod):
 		return w.declineWithoutCard(ctx, job, intent, acc, read)
@@ -104,7 +104,7 @@ func (w *worker) send(ctx context.Context, c claimed) (stripecharge.Answer, stri
 	case stripecharge.OpLookUp:
 		found, answer := c.access.client.LookUp(ctx, stripecharge.LookUp{
 			Customer: c.request.Customer, IntentKey: c.intent.IntentKey,
-			CreatedFrom: c.intent.FirstSentAt.Add(-lookUpBefore), FirstSentAt: c.intent.FirstSentAt,
+			CreatedFrom: lookUpFrom(c.intent), FirstSentAt: c.intent.FirstSentAt,
 			AmountCents: c.request.AmountCents, Currency: c.request.Currency,
 		})
 		return answer, found
@@ -126,8 +126,20 @@ func clockSkew(date, databaseNow, readAt time.Time) time.Duration {
 	return max(databaseNow.Sub(date), date.Sub(databaseNow.Add(time.Since(readAt))), 0)
 }
 
-// lookUpBefore is how far before the first send a look-up begins: clocks and a restored database may be behind.
-const lookUpBefore = 24 * time.Hour
+const (
+	// lookUpBefore is how far before the first send a look-up begins: clocks and a restored database may be behind.
+	lookUpBefore = 24 * time.Hour
+	// lookUpBeforeUnsent is how far before it was known, as far as the database knows, an intent that was never sent may have been
+	// charged: events are replayed, and come with a later time then.
+	lookUpBeforeUnsent = 400 * 24 * time.Hour
+)
+
+func lookUpFrom(intent queries.IntentForWorkRow) time.Time {
+	if !intent.Frozen {
+		return intent.KnownSince.Add(-lookUpBeforeUnsent)
+	}
+	return intent.FirstSentAt.Add(-lookUpBefore)
+}
 
 func operationOf(act action) stripecharge.Op {
 	switch act {

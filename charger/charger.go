@@ -35,6 +35,10 @@ type Config struct {
 	CallTimeout   time.Duration // of one call to Stripe, default 30 s
 	DispatchEvery time.Duration // default 250 ms
 
+	// LookUpFirst has every first send look up first what Stripe has for the intent: for a database that was restored, when events
+	// that it has lost are sent again. Without it only intents and events from before the key's window are looked for.
+	LookUpFirst bool
+
 	ReconcileEvery time.Duration // how often each run's charges are held against Stripe's books; default 24 h
 
 	ID       string // names this process in River UI and in the attempts; must be unique

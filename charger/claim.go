@@ -68,6 +68,32 @@ func (w *worker) claim(ctx context.Context, jobID int64, intent queries.IntentFo
 	return claimed{IntentClaimRow: row, intent: intent, op: op, access: acc, request: request, sendBefore: began.Add(w.sendWithin())}, nil
 }
 
+// requestFor returns the request that a step sends, or holds what it finds against. A look-up before the first send needs
+// the intent's terms alone, whatever the customer pays with.
+func (w *worker) requestFor(ctx context.Context, act action, intent queries.IntentForWorkRow, acc *access) (stripecharge.Request, stripecharge.Answer, error) {
+	if act != actionLookUp || intent.Frozen {
+		return w.requestOf(ctx, intent, acc)
+	}
+	params := w.paramsOf(intent)
+	params.API, params.PaymentMethod = stripecharge.APICharges, "" // which may go without a payment method; it is not sent
+	params.Livemode = acc.livemode.Load()
+	request, err := newRequest(params)
+	return request, stripecharge.Answer{}, err
+}
+
+func (w *worker) paramsOf(intent queries.IntentForWorkRow) stripecharge.Params {
+	return stripecharge.Params{
+		API:            w.cfg.StripeAPI,
+		Customer:       intent.StripeCustomerID,
+		AmountCents:    intent.AmountCents,
+		Currency:       intent.Currency,
+		PaymentMethod:  deref(intent.PaymentMethod),
+		Description:    describe(intent),
+		Metadata:       w.metadata(intent),
+		IdempotencyKey: schema.IdempotencyKey(intent.CustomerID, intent.BillingPeriod, intent.Namespace, int(intent.KeyGeneration)),
+	}
+}
+
 // requestOf returns the generation's frozen request, or makes the one that the first send will freeze. For that, and to learn
 // whether the key moves real money before anything is sent with it, it may have to read the customer; the answer to that is
 // returned too.
@@ -76,17 +102,7 @@ func (w *worker) requestOf(ctx context.Context, intent queries.IntentForWorkRow,
 		answer, err := w.sameAccount(ctx, intent, acc)
 		return frozenRequest(intent), answer, err
 	}
-	generation := int(intent.KeyGeneration)
-	params := stripecharge.Params{
-		API:            w.cfg.StripeAPI,
-		Customer:       intent.StripeCustomerID,
-		AmountCents:    intent.AmountCents,
-		Currency:       intent.Currency,
-		PaymentMethod:  deref(intent.PaymentMethod),
-		Description:    describe(intent),
-		Metadata:       w.metadata(intent),
-		IdempotencyKey: schema.IdempotencyKey(intent.CustomerID, intent.BillingPeriod, intent.Namespace, generation),
-	}
+	params := w.paramsOf(intent)
 	var answer stripecharge.Answer
 	resolve := params.PaymentMethod == "" && params.API == stripecharge.APIPaymentIntents
 	if resolve || acc.livemode.Load() == nil {

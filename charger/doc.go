@@ -20,4 +20,9 @@
 // or by a refusal that Stripe's idempotency layer has not seen. And every claim carries a lease and a fencing number: a
 // sender that woke up late cannot send, and a finish that lost its claim cannot move the intent, while a validated
 // success finishes it from wherever it comes.
+//
+// A database that was restored from a backup has lost what was sent since. Within 23 hours Stripe still knows the keys: the same
+// request is answered with the charge that was made. Older ones are looked for: the first send of an intent whose row or event is
+// older than that is preceded by a look-up, which costs two reads a charge, and adopts what it finds. Only events that producers
+// send again look new in every way; charger work --look-up-first looks for those, too.
 package charger

@@ -152,9 +152,15 @@ func aboutOurs(c claimed, answer stripecharge.Answer) bool {
 // endingOfLookUp: only something found resolves. Absence permits one more send of the same bytes, nothing else.
 func endingOfLookUp(c claimed, answer stripecharge.Answer, found stripecharge.Found) ending {
 	e := unchanged(c, answer)
-	found.Matches = slices.DeleteFunc(slices.Clone(found.Matches), func(o stripecharge.Object) bool { return ofThePast(c, o) || ownAndUnpaid(c, o) })
+	unsent := !c.intent.Frozen
+	found.Matches = slices.DeleteFunc(slices.Clone(found.Matches), func(o stripecharge.Object) bool {
+		return ofThePast(c, o) || ownAndUnpaid(c, o) || (unsent && o.Dead())
+	})
 	e.result = found.Result(answer)
 	if answer.Class != stripecharge.ClassAnswered || !found.Any() {
+		if unsent {
+			return stillUnsent(e, answer)
+		}
 		return e
 	}
 	if len(found.Matches) == 1 && len(found.Unmarked) == 0 {
@@ -164,6 +170,7 @@ func endingOfLookUp(c claimed, answer stripecharge.Answer, found stripecharge.Fo
 		switch {
 		case stripecharge.Validate(o, c.request) == nil && !o.Refunded && !o.Disputed:
 			return charged(e, o, schema.ReasonAdopted)
+		case unsent: // no request stands here whose object it could be
 		case sameTerms && (o.Status == stripecharge.StatusProcessing || o.Status == stripecharge.StatusPending):
 			e.reason = schema.ReasonProcessing
 			return e
@@ -174,8 +181,24 @@ func endingOfLookUp(c claimed, answer stripecharge.Answer, found stripecharge.Fo
 	}
 	e.status, e.reason, e.again = schema.StatusParked, schema.ReasonMismatch, false
 	e.detail = "look-up found " + evidence(found)
+	if unsent {
+		e.detail += ", and no send of it is recorded here: was the database restored?"
+	}
 	if moved := countMoved(found); moved > 1 {
 		e.pauseRun = "mismatch"
+	}
+	return e
+}
+
+// stillUnsent: the look-up before the first send found nothing, or was not answered. No money can have moved by it.
+func stillUnsent(e ending, answer stripecharge.Answer) ending {
+	e.status, e.reason, e.again = schema.StatusPending, schema.ReasonQueued, true
+	e.slowDown = answer.Class == stripecharge.ClassRateLimited
+	switch reason := stripecharge.RowOf(answer.Class).Reason; reason { //nolint:exhaustive // every other failure passes by itself
+	case schema.ReasonRunPaused:
+		e.pauseRun, e.reason, e.dropJob, e.again = "vault_denied", reason, true, false
+	case schema.ReasonInvalidRequest: // as the create would be
+		e.status, e.reason, e.again = schema.StatusParked, reason, false
 	}
 	return e
 }

@@ -465,7 +465,7 @@ func TestM10LookUpsComeAtOneFiveThirtyMinutesAndThenHourly(t *testing.T) {
 		if len(at) > 0 {
 			in.LookUps, in.SecondsSinceLastLookUp = int64(len(at)), (age - at[len(at)-1]).Seconds()
 		}
-		switch next := nextStep(in, 1, true); next.action { //nolint:exhaustive // the default names the rest
+		switch next := nextStep(in, 1, true, false); next.action { //nolint:exhaustive // the default names the rest
 		case actionLookUp:
 			at = append(at, age)
 		case actionWait:

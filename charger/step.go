@@ -59,8 +59,8 @@ func lookUpTimes() []time.Duration {
 
 // nextStep decides from what the database knows. It has no clock: every age in the row was computed by the database.
 // keyReaches tells whether this process has seen that the idempotency key reaches Stripe: something on the way that drops it
-// would turn the second send of an intent in doubt into a second charge.
-func nextStep(in queries.IntentForWorkRow, jobID int64, keyReaches bool) step {
+// would turn the second send of an intent in doubt into a second charge. lookUpFirst has every first send look first.
+func nextStep(in queries.IntentForWorkRow, jobID int64, keyReaches, lookUpFirst bool) step {
 	status := schema.Status(in.Status)
 	switch {
 	case status != schema.StatusPending && status != schema.StatusCharging:
@@ -74,7 +74,7 @@ func nextStep(in queries.IntentForWorkRow, jobID int64, keyReaches bool) step {
 	case in.ObjectID != "":
 		return nextForObject(in)
 	case !in.Frozen:
-		return nextForUnsent(in)
+		return nextForUnsent(in, lookUpFirst)
 	case in.Unresolved == 0:
 		return nextForRefused(in)
 	default:
@@ -82,15 +82,24 @@ func nextStep(in queries.IntentForWorkRow, jobID int64, keyReaches bool) step {
 	}
 }
 
-// nextForUnsent: nothing has ever been sent under this generation.
-func nextForUnsent(in queries.IntentForWorkRow) step {
+// nextForUnsent: nothing has ever been sent under this generation, as far as this database knows. It may have been restored from
+// a backup and have lost what it knew, and an event may come again into a database that has lost its intent. Stripe knows the key
+// of a send within the window; who was known for longer is looked for first.
+func nextForUnsent(in queries.IntentForWorkRow, lookUpFirst bool) step {
 	if s, held := heldBack(in); held {
 		return s
 	}
 	if in.OpenConflict {
 		return step{action: actionRelease, reason: schema.ReasonConflict, detail: "other terms came for the same customer and period"}
 	}
-	return step{action: actionCreate}
+	keySafe := seconds(in.SecondsSinceKnown) < Window && !lookUpFirst
+	if keySafe || (in.SecondsSinceAbsent >= 0 && seconds(in.SecondsSinceAbsent) < absenceFresh) {
+		return step{action: actionCreate}
+	}
+	if in.LookUps > 0 && seconds(in.SecondsSinceLastLookUp) < readPause {
+		return step{action: actionWait, wait: readPause, detail: "the look-up failed; without one nothing is sent"}
+	}
+	return step{action: actionLookUp}
 }
 
 // nextForRefused: sent before, and every send surely charged nothing (refused before it reached Stripe's books).

@@ -51,7 +51,7 @@ func (w *worker) Work(ctx context.Context, job *river.Job[ChargeArgs]) error {
 		if err != nil {
 			return w.later(job, retryPauseLeast, fmt.Errorf("database_away: read intent %d: %w", job.Args.IntentID, err))
 		}
-		next := nextStep(intent, job.ID, w.way.reaches())
+		next := nextStep(intent, job.ID, w.way.reaches(), w.cfg.LookUpFirst)
 		switch next.action {
 		case actionDone:
 			return nil

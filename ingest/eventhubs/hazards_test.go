@@ -144,7 +144,7 @@ func TestHazardC_PartitionTakenOverIsClosedOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t, 1)
 	b.publish(t, "0", 0, 10)
-	b.run(t, b.quick())
+	s, _ := b.run(t, b.quick())
 	b.await(t, 10, countIntents)
 	// A stranger takes the link; the store still says that it is ours. It may be the late attach of an owner before: no word of it.
 	b.takeAway(t, b.consumer(t))
@@ -158,6 +158,7 @@ func TestHazardC_PartitionTakenOverIsClosedOnce(t *testing.T) {
 	b.publish(t, "0", 20, 10)
 	b.await(t, 30, countIntents)
 	b.requireNoStorm(t)
+	require.Zero(t, b.count(t, s, "restarts_total"), "the same Processor went on")
 }
 
 // requireNoStorm lets ten renewals pass, in which nothing may be stolen or opened again.

@@ -197,6 +197,9 @@ SELECT i.id, i.namespace, i.customer_id, i.billing_period, i.idempotency_key AS 
        coalesce(q.advice_code, '')::text AS advice_code,
        coalesce(q.first_sent_at, clock_timestamp())::timestamptz AS first_sent_at,
        coalesce(extract(epoch FROM clock_timestamp() - q.first_sent_at), 0)::double precision AS seconds_since_first_send,
+       -- Since when the event can have been known, here or in what a restore took away.
+       least(i.created_at, i.source_enqueued_at)::timestamptz AS known_since,
+       extract(epoch FROM clock_timestamp() - least(i.created_at, i.source_enqueued_at))::double precision AS seconds_since_known,
        a.unresolved, a.creates, a.look_ups,
        coalesce(a.doubt_across_window, false)::boolean AS doubt_across_window,
        coalesce(a.saw_idempotency_error, false)::boolean AS saw_idempotency_error,
@@ -229,7 +232,7 @@ CROSS JOIN LATERAL (
            extract(epoch FROM clock_timestamp() - max(c.finished_at) FILTER (WHERE c.operation = 'look_up')) AS seconds_since_last_look_up,
            -- Absence counts only when the listing began after every create's lease had ended.
            extract(epoch FROM clock_timestamp() - max(c.finished_at) FILTER (WHERE c.operation = 'look_up' AND c.result = 'absent'
-               AND c.started_at > (SELECT max(l.lease_until) FROM billing.charge_attempts l
+               AND c.started_at > (SELECT coalesce(max(l.lease_until), '-infinity') FROM billing.charge_attempts l
                                    WHERE l.intent_id = i.id AND l.operation = 'create'))) AS seconds_since_absent,
            extract(epoch FROM clock_timestamp() - max(c.finished_at) FILTER (WHERE c.operation = 'read')) AS seconds_since_last_read,
            extract(epoch FROM clock_timestamp() - max(c.finished_at) FILTER (WHERE c.operation = 'cancel')) AS seconds_since_last_cancel,

@@ -33,6 +33,8 @@ type work struct {
 	Workers   int    `help:"Calls to Stripe at once in this process." default:"50" env:"CHARGER_WORKERS"`
 	Window    int    `help:"Live jobs per run; 0 is four times the workers." default:"0" env:"CHARGER_WINDOW"`
 
+	LookUpFirst bool `help:"Look up at Stripe before every first send: after the database was restored from a backup, until what it lost is recorded again and charged." env:"LOOK_UP_FIRST"`
+
 	ReconcileEvery time.Duration `help:"How often each run's charges at Stripe are held against its intents, as charger reconcile does." default:"24h" env:"RECONCILE_EVERY"`
 }
 
@@ -79,8 +81,8 @@ func (w *work) Run(ctx context.Context, env daemon.Env) error {
 		Pool: pool, RiverPool: riverPool, Keys: keys,
 		StripeAPI: stripecharge.API(w.StripeAPI), Installation: w.Installation,
 		Workers: w.Workers, Window: w.Window, RatePerSecond: w.StripeRatePerSecond, CallTimeout: w.CallTimeout,
-		ReconcileEvery: w.ReconcileEvery,
-		ID:             id, Logger: env.Log, Registry: env.Registry,
+		LookUpFirst: w.LookUpFirst, ReconcileEvery: w.ReconcileEvery,
+		ID: id, Logger: env.Log, Registry: env.Registry,
 	})
 	if err != nil {
 		return err
