@@ -37,16 +37,6 @@ func (b *bundle) back(t *testing.T, age time.Duration) {
 	require.NoError(t, tx.Commit(t.Context()))
 }
 
-// hurry makes all jobs due now.
-func (b *bundle) hurry(t *testing.T) {
-	t.Helper()
-	require.Eventually(t, func() bool {
-		tag, err := b.owner.Exec(t.Context(), `UPDATE river.river_job SET scheduled_at = now(), state = 'available' WHERE state IN ('retryable', 'scheduled')`)
-		require.NoError(t, err)
-		return tag.RowsAffected() > 0
-	}, patience, 10*time.Millisecond)
-}
-
 func TestM03RestoredDatabaseChargesNobodyAgain(t *testing.T) {
 	t.Parallel()
 	for _, api := range []stripecharge.API{stripecharge.APIPaymentIntents, stripecharge.APICharges} {
@@ -146,8 +136,10 @@ func TestM03LookUpBeforeTheFirstSendThatFailsSendsNothing(t *testing.T) {
 	require.Zero(t, b.creates())
 
 	b.ageRows(t, ids[0], readPause)
-	b.hurry(t)
-	b.untilStatus(t, schema.StatusCharged, ids...)
+	b.until(t, ids[0], func(in intentNow) bool { // its job waits, or is about to look again by itself
+		b.exec(t, `UPDATE river.river_job SET scheduled_at = now(), state = 'available' WHERE state IN ('retryable', 'scheduled')`)
+		return in.Status == "charged"
+	})
 	require.Equal(t, []string{"look_up:failed", "look_up:absent", "create:charged"}, b.intent(t, ids[0]).Results)
 	b.once(t, 4200, ids...)
 }
