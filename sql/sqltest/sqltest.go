@@ -74,9 +74,9 @@ func Run(m *testing.M) int {
 // on a given server, and its URL is logged.
 func New(tb testing.TB) *DB {
 	tb.Helper()
-	template, err := templateOf(tb.Context())
+	copied, err := templateOf(tb.Context())
 	require.NoError(tb, err, "a migrated template database")
-	return create(tb, "TEMPLATE "+pgx.Identifier{template}.Sanitize())
+	return create(tb, copied)
 }
 
 // NewEmpty makes the test's own database without any migration.
@@ -173,7 +173,7 @@ func Server(ctx context.Context) (string, error) {
 	return shared.admin, shared.err
 }
 
-// templateOf returns the name of the migrated template, and makes it if this server has none yet for this program's
+// templateOf returns the options that copy the migrated template, and makes it if this server has none yet for this program's
 // migrations. Another process may want it at the same moment: one makes it, under a lock.
 func templateOf(ctx context.Context) (string, error) {
 	admin, err := Server(ctx)
@@ -193,14 +193,19 @@ func templateOf(ctx context.Context) (string, error) {
 	if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock($1)", templateLock); err != nil {
 		return "", fmt.Errorf("wait for the template's lock: %w", err)
 	}
-	var ready bool
-	if err := conn.QueryRow(ctx, "SELECT coalesce((SELECT datistemplate FROM pg_database WHERE datname = $1), false)", name).Scan(&ready); err != nil {
+	var ready, picks bool
+	if err := conn.QueryRow(ctx, "SELECT coalesce((SELECT datistemplate FROM pg_database WHERE datname = $1), false), current_setting('server_version_num')::int >= 150000",
+		name).Scan(&ready, &picks); err != nil {
 		return "", fmt.Errorf("look for the template: %w", err)
 	}
-	if ready {
-		return name, nil
-	}
 	quoted := pgx.Identifier{name}.Sanitize()
+	options := "TEMPLATE " + quoted
+	if picks { // which Postgres 15 learnt: page by page, its default, takes two to three times as long
+		options += " STRATEGY file_copy"
+	}
+	if ready {
+		return options, nil
+	}
 	// A template that is not marked as one was left half made by a process that died.
 	for _, statement := range []string{
 		"DROP DATABASE IF EXISTS " + quoted + " WITH (FORCE)",
@@ -216,7 +221,7 @@ func templateOf(ctx context.Context) (string, error) {
 	if _, err := conn.Exec(ctx, "ALTER DATABASE "+quoted+" IS_TEMPLATE true"); err != nil {
 		return "", fmt.Errorf("mark the template: %w", err)
 	}
-	return name, nil
+	return options, nil
 }
 
 // execRetrying runs one statement on a connection of its own. CREATE DATABASE refuses a template that somebody is
