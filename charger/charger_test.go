@@ -90,7 +90,7 @@ func TestTimeoutAfterEffectIsAdoptedUnderTheSameKey(t *testing.T) {
 	ids := b.intend(t, 4200, "usd", "cus_slow")
 	b.open(t, "100.00", "usd")
 	cfg := b.config(t)
-	cfg.CallTimeout = 2 * time.Second
+	cfg.CallTimeout = 4 * time.Second
 	start(t, cfg)
 	in := b.until(t, ids[0], func(in intentNow) bool { return in.Reason == string(schema.ReasonInDoubt) })
 	require.Equal(t, 1, in.Unresolved)
@@ -112,7 +112,7 @@ func TestM03CrashAfterEffectIsLookedUpAfterTheWindow(t *testing.T) {
 	b.stripe.Release()
 	b.later(t, ids[0], 25*time.Hour)
 	cfg := b.config(t)
-	cfg.CallTimeout = 2 * time.Second
+	cfg.CallTimeout = 4 * time.Second
 	start(t, cfg)
 	b.untilStatus(t, schema.StatusCharged, ids...)
 	b.once(t, 4200, ids...)
@@ -133,7 +133,7 @@ func TestM07AbsenceAfterTheWindowPermitsTheSameBytesOnce(t *testing.T) {
 	b.stripe.ClearFaults()
 	b.later(t, ids[0], 25*time.Hour)
 	cfg := b.config(t)
-	cfg.CallTimeout = 2 * time.Second
+	cfg.CallTimeout = 4 * time.Second
 	start(t, cfg)
 	b.untilStatus(t, schema.StatusCharged, ids...)
 	b.once(t, 4200, ids...)

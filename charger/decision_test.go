@@ -446,7 +446,7 @@ func silentAnswers() []answerCase {
 	}
 	timeout := answerCase{
 		class: stripecharge.ClassTimeout, name: "hang_after_effect", fault: stripetest.Fault{Do: stripetest.HoldAfterEffect}, earlier: stripetest.CloseBeforeEffect,
-		rig: func(_ *testing.T, _ *stepper, _ int, cfg *Config) { cfg.CallTimeout = 2 * time.Second },
+		rig: func(_ *testing.T, _ *stepper, _ int, cfg *Config) { cfg.CallTimeout = 4 * time.Second },
 	}
 	timeout.first, timeout.retry = unknownOnce("charged/adopted")
 	unsent := func(name string, rig func(*testing.T, *stepper, int, *Config)) answerCase {
@@ -473,7 +473,7 @@ func silentAnswers() []answerCase {
 func holdPastSending(t *testing.T, s *stepper, _ int, cfg *Config) {
 	t.Helper()
 	held := false
-	cfg.CallTimeout = 2 * time.Second
+	cfg.CallTimeout = 4 * time.Second
 	cfg.Hold = func(ctx context.Context, point string, _ int64) {
 		switch {
 		case point == HoldAfterClaim && !held:

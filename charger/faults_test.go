@@ -121,7 +121,7 @@ func TestM15PauseAndKillSwitchStopCreatesAndNothingElse(t *testing.T) {
 	doubtful := b.intend(t, 1000, "usd", "cus_doubt")
 	b.open(t, "1000.00", "usd")
 	cfg := b.config(t)
-	cfg.CallTimeout = 2 * time.Second
+	cfg.CallTimeout = 4 * time.Second
 	start(t, cfg)
 	require.Eventually(t, func() bool { return len(b.stripe.Held()) == 1 }, patience, 10*time.Millisecond)
 	require.NoError(t, b.runs(t).Switch(t.Context(), true, "test", "something is wrong"))

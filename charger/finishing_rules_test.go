@@ -152,7 +152,7 @@ func TestM13LateSuccessIsInDoubtUntilTheIntentIsCharged(t *testing.T) {
 	t.Parallel()
 	b := setup(t, stripetest.Config{})
 	cfg := b.config(t)
-	cfg.CallTimeout = time.Second // and two seconds to finish
+	cfg.CallTimeout = 4 * time.Second // and two seconds to finish
 	s := b.stepper(t, cfg, "half", "cus_1")
 	jobID := s.dispatched(t)
 	intent, acc, request := s.reading(t)

@@ -161,7 +161,7 @@ func TestChargeSurvivesKill(t *testing.T) {
 			b.stripe.ClearFaults()
 			b.stripe.Release()
 			cfg := b.config(t)
-			cfg.CallTimeout = 2 * time.Second
+			cfg.CallTimeout = 4 * time.Second
 			start(t, cfg)
 			b.untilStatus(t, schema.StatusCharged, ids...)
 			b.once(t, amount, ids...)
@@ -202,7 +202,7 @@ func TestM04ProcessStoppedPastItsClaimSendsNothing(t *testing.T) {
 			_, err := io.WriteString(goOn, "go on\n") // read when it wakes up
 			require.NoError(t, err)
 			cfg := b.config(t)
-			cfg.CallTimeout = 2 * time.Second // how soon it takes over what a dead process left
+			cfg.CallTimeout = 4 * time.Second // how soon it takes over what a dead process left
 			stop := start(t, cfg)
 			b.untilStatus(t, schema.StatusCharged, id)
 			stop()

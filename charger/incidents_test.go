@@ -83,7 +83,7 @@ func TestIncident03DatabaseFailsRightAfterTheCharge(t *testing.T) {
 	t.Parallel()
 	b := setup(t, stripetest.Config{})
 	cfg := b.config(t)
-	cfg.CallTimeout = time.Second // and two seconds to finish
+	cfg.CallTimeout = 4 * time.Second // and two seconds to finish
 	s := b.stepper(t, cfg, "no-disk", "cus_1")
 	b.exec(t, `CREATE FUNCTION billing.no_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no space left' USING ERRCODE = 'disk_full'; END $$;
 		CREATE TRIGGER no_disk BEFORE UPDATE ON billing.charge_attempts FOR EACH ROW EXECUTE FUNCTION billing.no_disk()`)
@@ -137,7 +137,7 @@ func TestIncident05SlowButSuccessful(t *testing.T) {
 	t.Parallel()
 	b := setup(t, stripetest.Config{})
 	cfg := b.config(t)
-	cfg.CallTimeout = 2 * time.Second
+	cfg.CallTimeout = 4 * time.Second
 	s := b.stepper(t, cfg, "slow", "cus_1")
 	s.fault(t, stripetest.Fault{Do: stripetest.HoldAfterEffect})
 	require.ErrorContains(t, s.work(t).err, "in_doubt")
@@ -313,7 +313,7 @@ func TestIncident12RetryCarriesNoOtherMetadata(t *testing.T) {
 func inFlight(t *testing.T, b *bundle, namespace string, conflicts int) *stepper {
 	t.Helper()
 	cfg := b.config(t)
-	cfg.CallTimeout = 2 * time.Second
+	cfg.CallTimeout = 4 * time.Second
 	s := b.stepper(t, cfg, namespace, "cus_"+namespace)
 	s.fault(t, stripetest.Fault{Do: stripetest.HoldBeforeEffect, Effect: true})
 	require.ErrorContains(t, s.work(t).err, "in_doubt")

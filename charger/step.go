@@ -84,7 +84,7 @@ func nextStep(in queries.IntentForWorkRow, jobID int64, keyReaches, lookUpFirst 
 
 // nextForUnsent: nothing has ever been sent under this generation, as far as this database knows. It may have been restored from
 // a backup and have lost what it knew, and an event may come again into a database that has lost its intent. Stripe knows the key
-// of a send within the window; who was known for longer is looked for first.
+// of a send within the window; an intent that was known for longer is looked for first.
 func nextForUnsent(in queries.IntentForWorkRow, lookUpFirst bool) step {
 	if s, held := heldBack(in); held {
 		return s
