@@ -478,7 +478,7 @@ func holdPastSending(t *testing.T, s *stepper, _ int, cfg *Config) {
 		switch {
 		case point == HoldAfterClaim && !held:
 			held = true
-			over, cancel := context.WithTimeout(ctx, 1100*time.Millisecond) // longer than half a call's time
+			over, cancel := context.WithTimeout(ctx, cfg.CallTimeout/2+100*time.Millisecond) // half a call's time is for sending
 			defer cancel()
 			<-over.Done()
 		case point == HoldAfterFinish:
