@@ -76,14 +76,10 @@ func unpack(ctx context.Context, repository, version, work string) error {
 	if err := os.WriteFile(filepath.Join(data, "PG_VERSION"), []byte(major+"\n"), 0o600); err != nil {
 		return fmt.Errorf("unpack Postgres: %w", err)
 	}
-	port, err := freePort(ctx)
-	if err != nil {
-		return err
-	}
 	config := embeddedpostgres.DefaultConfig().
 		Version(embeddedpostgres.PostgresVersion(version)).
 		CachePath(work).RuntimePath(filepath.Join(work, "runtime")).BinariesPath(filepath.Join(work, "home")).DataPath(data).
-		Port(uint32(port)).Logger(io.Discard) //nolint:gosec // a port fits
+		Port(0).Logger(io.Discard) // it looks whether its port is free, and any other may have been taken meanwhile
 	if repository != "" {
 		config = config.BinaryRepositoryURL(strings.TrimSuffix(repository, "/"))
 	}
@@ -95,6 +91,7 @@ func unpack(ctx context.Context, repository, version, work string) error {
 		runtime.KeepAlive(database) // its log is found by being open
 		result <- err
 	}()
+	var err error
 	select {
 	case err = <-result:
 	case <-ctx.Done():
