@@ -3,7 +3,9 @@ package eventhubs_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -231,7 +233,7 @@ func TestClaimsRefusedForLongerThanOwnershipsLastMoveNoPartition(t *testing.T) {
 	cfg.OwnershipExpiry = 8 * time.Second // half of it is longer than the longest pause between two tries
 	b.run(t, cfg)
 	b.run(t, cfg)
-	require.True(t, waitFor(t.Context(), func() bool { return len(b.owners(t.Context())) == 2 && b.hub.Counters().Stolen >= 2 }))
+	b.awaitShared(t)
 	b.proxy.Fail(refusing(http.StatusServiceUnavailable, "ServerBusy", isClaim))
 	require.True(t, waitFor(t.Context(), func() bool {
 		for _, renewed := range b.renewals(t) {
@@ -244,17 +246,42 @@ func TestClaimsRefusedForLongerThanOwnershipsLastMoveNoPartition(t *testing.T) {
 	owners := b.owners(t.Context())
 	stolen := b.hub.Counters().Stolen
 	b.proxy.Fail(nil)
-	mended := time.Now()
+	b.awaitRenewals(t)
+	b.awaitRenewals(t) // whoever took a partition in the first round reads it by now
+	require.Equal(t, owners, b.owners(t.Context()))
+	require.Equal(t, stolen, b.hub.Counters().Stolen)
+}
+
+// awaitShared waits until two readers own half of the partitions each, in the store and at the hub: two that start at once take
+// partitions from each other, and it is settled who reads them when two rounds of renewals have moved none.
+func (b *blobBundle) awaitShared(t *testing.T) {
+	t.Helper()
 	require.True(t, waitFor(t.Context(), func() bool {
-		for _, renewed := range b.renewals(t) {
-			if renewed.Before(mended) {
+		before, stolen := b.owners(t.Context()), b.hub.Counters().Stolen
+		b.awaitRenewals(t)
+		b.awaitRenewals(t)
+		halves := slices.Sorted(maps.Values(before))
+		return len(halves) == 2 && halves[0] == halves[1] && maps.Equal(before, b.owners(t.Context())) && stolen == b.hub.Counters().Stolen
+	}))
+}
+
+// awaitRenewals waits until every ownership in the store has been renewed once more.
+func (b *blobBundle) awaitRenewals(t *testing.T) {
+	t.Helper()
+	before, err := b.storage.Blobs(t.Context())
+	require.NoError(t, err)
+	require.True(t, waitFor(t.Context(), func() bool {
+		now, err := b.storage.Blobs(t.Context())
+		if err != nil {
+			return false
+		}
+		for name, blob := range before {
+			if strings.Contains(name, "/ownership/") && now[name].ETag == blob.ETag {
 				return false
 			}
 		}
 		return true
 	}))
-	require.Equal(t, owners, b.owners(t.Context()))
-	require.Equal(t, stolen, b.hub.Counters().Stolen)
 }
 
 // renewals says when each partition's ownership was last renewed.
