@@ -78,6 +78,38 @@ func TestM06CancelAnsweredWithAnotherObjectIsNoDecline(t *testing.T) {
 	require.Equal(t, "charging", in.Status, "%s, reserved %v, %v", in.Reason, in.Reserved, in.Results)
 }
 
+// After days an object is read once an hour. A person who parks the intent and gives it back is told that it is read, and must not
+// wait for that hour.
+func TestM06UnparkedIntentsObjectIsReadAtOnce(t *testing.T) {
+	t.Parallel()
+	for customer, want := range map[string]schema.Status{
+		"cus_1_decline_do_not_honor": schema.StatusCardDeclined, "cus_1_processing": schema.StatusCharged,
+	} {
+		t.Run(customer, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, stripetest.Config{ProcessingFor: 100 * time.Hour})
+			id := b.intend(t, 1000, "usd", customer)[0]
+			b.open(t, "100.00", "usd")
+			h := byHand(t, b, id)
+			create := h.claims(t, id, stripecharge.OpCreate)
+			answer, found := h.send(t.Context(), create)
+			h.ends(t, create, answer, found)
+			b.later(t, id, 73*time.Hour)
+			require.NoError(t, b.stripe.AddFaults(stripetest.Fault{Do: stripetest.APIError, Match: stripetest.Match{Method: "GET"}}))
+			read := h.claims(t, id, stripecharge.OpRead)
+			answer, found = h.send(t.Context(), read)
+			h.ends(t, read, answer, found)
+			b.stripe.ClearFaults()
+			b.stripe.Advance(100 * time.Hour)
+			require.NoError(t, b.person(t).Park(t.Context(), id))
+			_, err := b.person(t).Unpark(t.Context(), id)
+			require.NoError(t, err)
+			start(t, b.config(t))
+			b.untilStatus(t, want, id)
+		})
+	}
+}
+
 // A cancel whose end nobody knows leaves a payment intent that its payer may still pay: only one seen cancelled is a decline.
 func TestM06CancelWithoutAnAnswerIsNoDecline(t *testing.T) {
 	t.Parallel()

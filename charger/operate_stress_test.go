@@ -259,8 +259,12 @@ func (b *bundle) endAll(t *testing.T, cfg Config, ids []int64) {
 			_, err := b.runs(t).Resume(t.Context(), usdRun(), "test", run.StatusReason)
 			require.NoError(t, err)
 		}
-		rows, err := b.owner.Query(t.Context(), `SELECT format('%s %s/%s %s', id, status, status_reason, status_detail) FROM billing.intents
-			WHERE id = ANY($1) AND status_reason IN ('queued', 'sent', 'no_run', 'run_paused', 'stopped') ORDER BY id`, ids)
+		rows, err := b.owner.Query(t.Context(), `
+			SELECT format('%s %s/%s %s; job %s %s at %s, %s', i.id, i.status, i.status_reason, i.status_detail, j.id, j.state, j.scheduled_at,
+				(SELECT string_agg(format('%s %s %s %s %s', a.id, a.operation, a.result, a.object_id, a.started_at), ', ' ORDER BY a.id)
+				 FROM billing.charge_attempts a WHERE a.intent_id = i.id))
+			FROM billing.intents i LEFT JOIN river.river_job j ON j.id = i.river_job_id
+			WHERE i.id = ANY($1) AND i.status_reason IN ('queued', 'sent', 'no_run', 'run_paused', 'stopped') ORDER BY i.id`, ids)
 		require.NoError(t, err)
 		moving, err = pgx.CollectRows(rows, pgx.RowTo[string])
 		return err == nil && len(moving) == 0

@@ -202,9 +202,9 @@ func nextForObject(in queries.IntentForWorkRow) step {
 	if in.StatusReason == string(schema.ReasonCancelling) {
 		act, last = actionCancel, in.SecondsSinceLastCancel
 	}
-	// An object that takes days is not read every ten seconds.
+	// An object that takes days is not read every ten seconds; a person who gives the intent back does not wait for the next time.
 	pause := min(max(readPause, seconds(in.SecondsSinceFirstSend)/10), time.Hour)
-	if last >= 0 && seconds(last) < pause {
+	if last >= 0 && seconds(last) < pause && !in.DecidedSinceLastCall {
 		return step{action: actionWait, wait: pause - seconds(last), detail: "object " + in.ObjectID + " is not done"}
 	}
 	return step{action: act}

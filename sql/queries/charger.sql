@@ -209,6 +209,8 @@ SELECT i.id, i.namespace, i.customer_id, i.billing_period, i.idempotency_key AS 
        coalesce(a.seconds_since_absent, -1)::double precision AS seconds_since_absent,
        coalesce(a.seconds_since_last_read, -1)::double precision AS seconds_since_last_read,
        coalesce(a.seconds_since_last_cancel, -1)::double precision AS seconds_since_last_cancel,
+       -- A person's decision raises the claim number without a worker's call.
+       (i.claim_number > coalesce(a.last_call_claim_number, 0))::boolean AS decided_since_last_call,
        coalesce(a.seconds_since_doubt, 0)::double precision AS seconds_since_doubt,
        coalesce(a.other_lease_alive, false)::boolean AS other_lease_alive,
        coalesce(a.last_create_vault_key_id, 0)::bigint AS last_create_vault_key_id,
@@ -238,6 +240,7 @@ CROSS JOIN LATERAL (
            extract(epoch FROM clock_timestamp() - max(c.finished_at) FILTER (WHERE c.operation = 'cancel')) AS seconds_since_last_cancel,
            extract(epoch FROM clock_timestamp() - min(c.started_at) FILTER (WHERE c.operation = 'create' AND c.resolved_at IS NULL)) AS seconds_since_doubt,
            (array_agg(c.vault_key_id ORDER BY c.id DESC) FILTER (WHERE c.operation = 'create'))[1] AS last_create_vault_key_id,
+           max(c.claim_number) FILTER (WHERE c.river_job_id IS NOT NULL) AS last_call_claim_number,
            bool_or(c.finished_at IS NULL AND c.lease_until > clock_timestamp()) AS other_lease_alive
     FROM billing.charge_attempts c WHERE c.intent_id = i.id AND c.key_generation = i.key_generation) a
 WHERE i.id = @id;
