@@ -194,7 +194,7 @@ func givenTarget(t *testing.T, getenv func(string) string) (target, bool) {
 	if at.url == "" {
 		return at, false
 	}
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at.url+"/river/api/jobs?limit=1&state="+at.state, http.NoBody)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at.url+"/river/api/jobs?limit=20&state="+at.state, http.NoBody)
 	require.NoError(t, err)
 	request.SetBasicAuth(at.user, at.password)
 	answer, err := http.DefaultClient.Do(request)
@@ -204,15 +204,22 @@ func givenTarget(t *testing.T, getenv func(string) string) (target, bool) {
 	var listed struct {
 		Data []struct {
 			ID   json.Number `json:"id"`
+			Kind string      `json:"kind"`
 			Args string      `json:"args"`
 		} `json:"data"`
 	}
 	require.NoError(t, json.NewDecoder(answer.Body).Decode(&listed))
-	require.NotEmpty(t, listed.Data, "a job that is %s at %s", at.state, at.url)
 	var args chargeArgs
-	require.NoError(t, json.Unmarshal([]byte(listed.Data[0].Args), &args))
+	for _, job := range listed.Data { // comparisons with Stripe are jobs too
+		if job.Kind != args.Kind() {
+			continue
+		}
+		require.NoError(t, json.Unmarshal([]byte(job.Args), &args))
+		at.jobID, err = job.ID.Int64()
+		require.NoError(t, err)
+		break
+	}
 	at.customer = args.CustomerID
-	at.jobID, err = listed.Data[0].ID.Int64()
-	require.NoError(t, err)
+	require.NotEmpty(t, at.customer, "a charge's job that is %s at %s", at.state, at.url)
 	return at, true
 }
