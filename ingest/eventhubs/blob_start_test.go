@@ -65,7 +65,7 @@ func TestCheckpointAheadOfARestoredDatabaseLosesNothing(t *testing.T) {
 	b.run(t, b.quickBlob())
 	b.await(t, 20, countIntents)
 	b.await(t, 20, sumOfSequences)
-	require.Contains(t, b.logs.String(), "is ahead of what this database has recorded")
+	b.awaitLog(t, "is ahead of what this database has recorded")
 	require.Zero(t, b.counters(t).Redeliveries, "nor is anything read again")
 }
 
@@ -86,7 +86,7 @@ func TestDatabaseThatFellBackIsFilledAgainWithBlobToo(t *testing.T) {
 	b.publish(t, "0", 20, 5)
 	b.await(t, 25, countIntents)
 	b.awaitCheckpoint(t, 24, "0")
-	require.Contains(t, b.logs.String(), "fell back")
+	b.awaitLog(t, "fell back")
 }
 
 // A container that another installation used, or a new database.
@@ -99,7 +99,7 @@ func TestCheckpointOfAnotherDatabaseDoesNotCount(t *testing.T) {
 	b.run(t, b.quickBlob())
 	b.await(t, 40, countIntents)
 	b.awaitCheckpoint(t, 19, "0")
-	require.Contains(t, b.logs.String(), "has recorded nothing of a partition that has a checkpoint")
+	b.awaitLog(t, "has recorded nothing of a partition that has a checkpoint")
 }
 
 // A hub that was deleted and made anew while nobody read it, be it shorter or longer than the checkpoint of the old one.
@@ -131,7 +131,7 @@ func TestHubCreatedAnewWhileStoppedIsReadFromItsBeginning(t *testing.T) {
 			_, stop = b.run(t, cfg)
 			b.await(t, int64(20+test.events), countIntents)
 			b.await(t, int64(test.events), sumOfSequences)
-			require.Contains(t, b.logs.String(), "created anew")
+			b.awaitLog(t, "created anew")
 			stop()
 			// From then on it is a hub like any other, whatever its checkpoint in Blob Storage says.
 			if test.blob {
@@ -175,7 +175,7 @@ func TestCheckpointThatCannotBeReadKeepsNoPartitionFromBeingRead(t *testing.T) {
 	b.run(t, b.quickBlob())
 	b.await(t, 30, countIntents)
 	b.awaitCheckpoint(t, 4, "1")
-	require.Contains(t, b.logs.String(), "cannot be read: going on behind what this database has recorded")
+	b.awaitLog(t, "cannot be read: going on behind what this database has recorded")
 	require.Equal(t, ingest.Counts{Intents: 30}, b.counters(t))
 }
 

@@ -73,11 +73,6 @@ func (b *blobBundle) awaitCheckpoint(t *testing.T, want int64, partition string)
 	}), "partition %s: %d (%v), want %d", partition, got, err, want)
 }
 
-func (b *blobBundle) awaitLog(t *testing.T, words string) {
-	t.Helper()
-	require.True(t, waitFor(t.Context(), func() bool { return strings.Contains(b.logs.String(), words) }), words)
-}
-
 // owners counts the partitions of each living owner.
 func (b *blobBundle) owners(ctx context.Context) map[string]int {
 	blobs, err := b.storage.Blobs(ctx)
@@ -158,7 +153,7 @@ func TestCheckpointWriteThatIsNeverAnsweredHoldsUpNoBatchAndNoEnd(t *testing.T) 
 	require.True(t, waitFor(t.Context(), func() bool { return b.proxy.Met() > 1 }), "it is tried again")
 	require.True(t, waitFor(t.Context(), func() bool { return s.Check(t.Context()) == nil }))
 	stop()
-	require.Contains(t, b.logs.String(), "will be read again")
+	b.awaitLog(t, "will be read again")
 	require.Empty(t, b.owners(t.Context()), "the partitions were given up all the same")
 
 	b.proxy.Fail(nil)
@@ -188,7 +183,7 @@ func TestOwnershipRenewalRefusedWith429WhileABatchIsRecorded(t *testing.T) {
 	b.run(t, second)
 	// It takes the partition over and has the same events in hand.
 	b.await(t, 2, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
-	require.Contains(t, b.logs.String(), "429 TooManyRequests")
+	b.awaitLog(t, "429 TooManyRequests")
 	require.NoError(t, blocker.Rollback(t.Context()))
 	b.await(t, 15, countIntents)
 	b.proxy.Fail(nil)

@@ -100,7 +100,7 @@ func TestDatabaseThatFellBackIsFilledAgain(t *testing.T) {
 	b.publish(t, "0", 20, 5)
 	b.await(t, 25, countIntents)
 	b.await(t, 25, sumOfSequences)
-	require.Contains(t, b.logs.String(), "fell back")
+	b.awaitLog(t, "fell back")
 }
 
 // The name of a hub may lead to an older one again, as when a geo-disaster pairing is turned back.

@@ -58,7 +58,7 @@ func TestHazardA_PartitionOwnedButNotReadGetsANewProcessor(t *testing.T) {
 	cfg.StrandedAfter, cfg.OwnershipExpiry = time.Second, time.Minute
 	s, _ := b.run(t, cfg)
 	b.await(t, 20, countIntents)
-	require.Contains(t, b.logs.String(), "never handed out")
+	b.awaitLog(t, "never handed out")
 	require.Equal(t, 1, b.count(t, s, "restarts_total"))
 }
 
@@ -116,7 +116,7 @@ func TestHazardB_ProcessorThatEndedIsReplaced(t *testing.T) {
 	}})
 	s, _ := b.run(t, b.quick())
 	b.await(t, 10, countIntents)
-	require.Contains(t, b.logs.String(), "the processor ended")
+	b.awaitLog(t, "the processor ended")
 	require.Equal(t, 1, b.count(t, s, "restarts_total"))
 }
 
@@ -207,7 +207,7 @@ func TestHazardD_AttachNeverAnsweredStopsNoRenewals(t *testing.T) {
 	b.run(t, cfg)
 	b.await(t, 20, countIntents)
 	require.True(t, held.Load())
-	require.Contains(t, b.logs.String(), "stopped renewing")
+	b.awaitLog(t, "stopped renewing")
 }
 
 // Hazard D: the SDK has no limit on a dial either. The answer that never comes is awaited for no longer than an event.
@@ -250,7 +250,7 @@ func TestHazardE_CheckpointPastTheEndIsReadFromTheBeginning(t *testing.T) {
 	}
 	s, _ := b.run(t, b.quick())
 	b.await(t, 15, countIntents)
-	require.Contains(t, b.logs.String(), "lies past the end")
+	b.awaitLog(t, "lies past the end")
 	require.Equal(t, 1, b.count(t, s, "restarted_partitions_total"))
 	b.await(t, 1000, "SELECT sequence_number FROM billing.eventhub_checkpoints WHERE partition_id = '1'")
 }
@@ -276,7 +276,7 @@ func TestHazardE_HubCreatedAnewIsReadFromItsBeginning(t *testing.T) {
 	b.publish(t, "1", 0, 5)
 	b.await(t, 30, countIntents)
 	b.await(t, 10, sumOfSequences) // a new generation begins anew
-	require.Contains(t, b.logs.String(), "created anew")
+	b.awaitLog(t, "created anew")
 	require.Positive(t, b.count(t, s, "restarted_partitions_total"))
 }
 
@@ -296,7 +296,7 @@ func TestHazardE_HubCreatedAnewWhileDownIsReadFromItsBeginning(t *testing.T) {
 			s, _ := b.run(t, b.quick())
 			b.await(t, int64(20+published), countIntents)
 			b.await(t, int64(published), sumOfSequences)
-			require.Contains(t, b.logs.String(), "created anew")
+			b.awaitLog(t, "created anew")
 			require.Equal(t, 1, b.count(t, s, "restarted_partitions_total"))
 			require.Equal(t, ingest.Counts{Intents: int64(20 + published)}, b.counters(t))
 		})
@@ -462,7 +462,7 @@ func TestHazardH_ForeignReaderOfTheGroupIsNamedAndBothProgress(t *testing.T) {
 		side.await(t, 2*events, sumOfSequences)
 		side.await(t, 2*events, countIntents)
 		require.True(t, waitFor(t.Context(), func() bool { return side.count(t, s, "strangers_total") > 0 }))
-		require.Contains(t, side.logs.String(), "does not use this database")
+		side.awaitLog(t, "does not use this database")
 		require.Zero(t, side.count(t, s, "restarts_total"))
 	}
 }
@@ -497,7 +497,7 @@ func TestHazardI_PartitionsAddedLaterAreRead(t *testing.T) {
 	require.NoError(t, b.hub.AddPartitions(hubName, 2))
 	b.publish(t, "2", 0, 5)
 	b.await(t, 10, countIntents)
-	require.Contains(t, b.logs.String(), "partitions have changed")
+	b.awaitLog(t, "partitions have changed")
 }
 
 func TestConnectionsCutAgainAndAgainLoseNothing(t *testing.T) {

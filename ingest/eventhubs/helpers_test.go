@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -206,6 +207,11 @@ func (b *bundle) await(t *testing.T, want int64, query string) {
 		return err == nil && last == want
 	})
 	require.True(t, ok, "%s: last %d, %v, want %d", query, last, err, want)
+}
+
+func (b *bundle) awaitLog(t *testing.T, words string) {
+	t.Helper()
+	require.True(t, waitFor(t.Context(), func() bool { return strings.Contains(b.logs.String(), words) }), words)
 }
 
 // waitFor polls until the condition holds; false when patience is at its end.

@@ -193,7 +193,7 @@ func TestOffsetRefusedByAGeoReplicatedHubIsAReplayThatAddsNothing(t *testing.T) 
 	s, _ := b.run(t, b.quick())
 	b.await(t, 25, sumOfSequences)
 	require.Equal(t, ingest.Counts{Intents: 25, Redeliveries: 20}, b.counters(t))
-	require.Contains(t, b.logs.String(), "sequence numbers went back")
+	b.awaitLog(t, "sequence numbers went back")
 	require.Zero(t, b.count(t, s, "unreadable_events_total"))
 }
 
