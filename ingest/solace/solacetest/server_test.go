@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
+	"os"
 	"testing"
 	"time"
 
@@ -162,7 +163,14 @@ func TestConnectionsAreLimited(t *testing.T) {
 		dial(t, s)
 	}
 	eventually(t, func() bool { return s.Counters().Connections == 3 }, "all are taken")
-	dial(t, s).closed()
+	nc, err := new(net.Dialer).DialContext(t.Context(), "tcp", s.Addr())
+	if err == nil {
+		defer nc.Close()
+		require.NoError(t, nc.SetReadDeadline(time.Now().Add(patience)))
+		_, err = nc.Read(make([]byte, 1))
+	} // else it was ended before the dialer looked
+	require.Error(t, err)
+	require.True(t, isGone(err) && !os.IsTimeout(err), "%v", err)
 }
 
 func TestFlowsOfAConnectionAreLimited(t *testing.T) {
