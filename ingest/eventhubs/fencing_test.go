@@ -1,7 +1,6 @@
 package eventhubs_test
 
 import (
-	"strings"
 	"testing"
 	"time"
 
@@ -133,5 +132,5 @@ func TestCheckpointThatDoesNotMoveIsToldOf(t *testing.T) {
 	require.NoError(t, err)
 	b.publish(t, "0", 5, 5)
 	b.await(t, 10, countIntents)
-	require.True(t, waitFor(t.Context(), func() bool { return strings.Contains(b.logs.String(), "did not move") }))
+	b.awaitLog(t, "did not move")
 }

@@ -154,7 +154,7 @@ func TestHazardC_PartitionTakenOverIsClosedOnce(t *testing.T) {
 	require.NotContains(t, b.logs.String(), "does not use this database")
 	// It comes again.
 	b.takeAway(t, b.consumer(t))
-	require.True(t, waitFor(t.Context(), func() bool { return strings.Contains(b.logs.String(), "does not use this database") }))
+	b.awaitLog(t, "does not use this database")
 
 	b.publish(t, "0", 20, 10)
 	b.await(t, 30, countIntents)

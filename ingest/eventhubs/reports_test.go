@@ -120,7 +120,7 @@ func TestStoreCallThatHangsLosesNoPartition(t *testing.T) {
 	cfg.OwnershipExpiry = 40 * time.Second
 	s, other := b.runTwo(t, behind, cfg)
 	proxy.Hang()
-	require.True(t, waitFor(t.Context(), func() bool { return strings.Contains(behind.logs.String(), "the checkpoint store failed") }))
+	behind.awaitLog(t, "the checkpoint store failed")
 	b.requireNothingMoved(t, behind, s, other)
 }
 

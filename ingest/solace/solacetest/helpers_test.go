@@ -61,6 +61,11 @@ func dial(tb testing.TB, s *Server) *client {
 	tb.Helper()
 	nc, err := new(net.Dialer).DialContext(tb.Context(), "tcp", s.Addr())
 	require.NoError(tb, err)
+	return newClient(tb, nc)
+}
+
+func newClient(tb testing.TB, nc net.Conn) *client {
+	tb.Helper()
 	tb.Cleanup(func() { _ = nc.Close() })
 	return &client{t: tb, nc: nc, in: bufio.NewReader(nc)}
 }
